@@ -1,0 +1,64 @@
+"""The torch-free part of the public interface for plugins: the only things a plugin imports from minisgl, beside
+``minisgl.api.device`` (torch part), ``minisgl.api.hookspec`` (hooks), ``minisgl.nn`` and ``minisgl.testing``."""
+
+from minisgl.base.component import Component, PluginSettings
+from minisgl.base.errors import (
+    CacheError,
+    CapacityError,
+    ConfigError,
+    Fault,
+    MiniSGLError,
+    ModelError,
+    PluginError,
+    RequestError,
+)
+from minisgl.base.facts import ModelFacts, RopeFacts
+from minisgl.base.types import (
+    I32,
+    NO_PAGES,
+    Accepted,
+    Admit,
+    Delta,
+    EngineInfo,
+    Finish,
+    GenerateRequest,
+    Limits,
+    LocalModel,
+    ReqState,
+    RowInit,
+    SamplingParams,
+    SamplingSpec,
+    Span,
+    StepPlan,
+    StepResult,
+    Usage,
+)
+from minisgl.client.frontend import Frontend, FrontendContext, HttpFrontend
+from minisgl.engine.executor import ExecContext, ExecHealth, ExecInfo, Executor
+from minisgl.engine.loop import EngineOps, LoopContext, StepLoop, Ticket
+from minisgl.observe import Observer, ObserverContext, RequestEvent, StepStats
+from minisgl.plugin.command import Command
+from minisgl.sched.cache import CacheContext, CachePolicy, CacheStats, EmptyLease, Inserted, Lease
+from minisgl.sched.policy import (
+    UNBOUNDED,
+    Deny,
+    Grant,
+    ReqView,
+    SchedContext,
+    SchedulerPolicy,
+    SchedView,
+    StepBuilder,
+)
+from minisgl.text.source import ModelSource, SourceContext
+from minisgl.text.tokenizer import Decoder, Tokenizer, TokenizerContext
+
+__all__ = [
+    "I32", "NO_PAGES", "UNBOUNDED", "Accepted", "Admit", "CacheContext", "CacheError", "CachePolicy", "CacheStats",
+    "CapacityError", "Command", "Component", "ConfigError", "Decoder", "Delta", "Deny", "EmptyLease", "EngineInfo",
+    "EngineOps", "ExecContext", "ExecHealth", "ExecInfo", "Executor", "Fault", "Finish", "Frontend", "FrontendContext",
+    "GenerateRequest", "Grant", "HttpFrontend", "Inserted", "Lease", "Limits", "LocalModel", "LoopContext", "MiniSGLError",
+    "ModelError", "ModelFacts", "ModelSource", "Observer", "ObserverContext", "PluginError", "PluginSettings", "ReqState",
+    "ReqView", "RequestError", "RequestEvent", "RopeFacts", "RowInit", "SamplingParams", "SamplingSpec", "SchedContext",
+    "SchedView", "SchedulerPolicy", "SourceContext", "Span", "StepBuilder", "StepLoop", "StepPlan", "StepResult",
+    "StepStats", "Ticket", "Tokenizer", "TokenizerContext", "Usage",
+]  # fmt: skip

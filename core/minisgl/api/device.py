@@ -1,0 +1,12 @@
+"""The torch part of the public interface for plugins."""
+
+from minisgl.runtime.attention import AttentionBackend, AttnContext, AttnFacts, KVSpec
+from minisgl.runtime.batch import BatchView, ForwardBatch, OpTable
+from minisgl.runtime.kernels import Ops, OpsContext
+from minisgl.runtime.model import Model, ModelContext, TpInfo
+from minisgl.runtime.sampling import Sampler, SamplerContext, SampleRows
+
+__all__ = [
+    "AttentionBackend", "AttnContext", "AttnFacts", "BatchView", "ForwardBatch", "KVSpec", "Model", "ModelContext", "OpTable",
+    "Ops", "OpsContext", "SampleRows", "Sampler", "SamplerContext", "TpInfo",
+]  # fmt: skip

@@ -1,0 +1,93 @@
+"""The executor: runs step plans on a device, in this process or in others. Its surface is torch-free."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from minisgl.base.component import Component
+from minisgl.base.facts import ModelFacts
+from minisgl.base.types import LocalModel, StepPlan, StepResult
+from minisgl.engine.loop import Ticket
+
+if TYPE_CHECKING:
+    from minisgl.config.schema import Settings
+    from minisgl.plugin.registry import Registry
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """The progress callback that shows nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecContext:
+    """``config``: all settings. ``loop_depth``: steps in flight. ``progress(what, done, total)``: for long starts, in bytes."""
+
+    settings: Any
+    config: Settings
+    registry: Registry
+    model: LocalModel
+    facts: ModelFacts
+    loop_depth: int
+    progress: Callable[[str, int, int], None] = no_progress
+
+
+@dataclass(frozen=True, slots=True)
+class ExecInfo:
+    """What the device has room for. ``max_slots``: rows; ``max_len``: tokens a row may have; ``batch_tokens``: per step."""
+
+    num_pages: int
+    page_size: int
+    max_slots: int
+    max_len: int
+    batch_tokens: int
+    vocab: int
+    device: str
+    dtype: str
+    kv_bytes: int
+    picks: Mapping[str, str] = field(default_factory=dict)  # kind -> plugin chosen on the device side
+
+
+@dataclass(frozen=True, slots=True)
+class ExecHealth:
+    """``ok`` is False after a fault; ``step``: last finished."""
+
+    ok: bool
+    step: int
+    detail: str = ""
+
+
+class Executor(Component):
+    """``needs_import``: other processes must be able to import the plugins (tensor parallel, Ray)."""
+
+    needs_import: ClassVar[bool] = False
+
+    @abstractmethod
+    def __init__(self, ctx: ExecContext) -> None: ...
+
+    @abstractmethod
+    def start(self) -> ExecInfo:
+        """Load the model and allocate. Raises: Fault, ModelError, CapacityError, PluginError."""
+
+    @abstractmethod
+    def submit(self, plan: StepPlan) -> Ticket:
+        """Hand over a step; plans come gap-free and in order. Does not wait for the device."""
+
+    @abstractmethod
+    def collect(self, ticket: Ticket, timeout: float) -> StepResult:
+        """Wait for a step, in order. Raises: Fault after ``timeout`` seconds, or what the step raised."""
+
+    def control(self, op: str, payload: bytes = b"") -> list[bytes]:
+        """Run ``op`` on every rank between steps. Raises: RequestError for an op that is not known."""
+        from minisgl.base.errors import RequestError
+
+        raise RequestError(f"this executor has no operation {op!r}", code="unsupported_value", param="op")
+
+    @abstractmethod
+    def health(self) -> ExecHealth: ...
+
+    @abstractmethod
+    def stop(self, grace: float) -> None:
+        """Free everything within ``grace`` seconds; idempotent."""
