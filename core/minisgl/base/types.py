@@ -247,11 +247,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new of one output. ``text`` holds only complete characters; ``ids`` are the tokens that came in, which may run
+    """What is new of one output. ``index``: which of the request's ``n`` outputs. ``text`` holds only complete characters; ``ids`` are the tokens that came in, which may run
     ahead of the text. The last delta of a uid has ``finish`` ("stop", "length", "abort" or "error") and ``usage``; after
     "error", ``error`` says why. ``stop_reason``: the stop string or stop token id that matched, None for EOS."""
 
     uid: int
+    index: int = 0
     text: str = ""
     ids: tuple[int, ...] = ()
     finish: str | None = None

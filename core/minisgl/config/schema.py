@@ -24,7 +24,9 @@ class ServerSettings(Section):
     api_key: SecretStr = Field(SecretStr(""), description="bearer key that clients must send; empty: none")
     admin_key: SecretStr = Field(SecretStr(""), description="bearer key of the admin routes; empty: they are off")
     max_request_body: int = Field(64 << 20, gt=0, description="largest request body in bytes")
-    sse_header_delay_s: float = Field(10.0, gt=0, description="longest wait for a first output before status 200 is sent")
+    sse_header_delay_s: float = Field(
+        10.0, gt=0, description="longest wait for a first output before status 200 is sent"
+    )
     sse_keep_alive_s: float = Field(15.0, gt=0, description="a comment is sent on a stream idle this long")
     drain_s: float = Field(10.0, ge=0, description="on a stop, how long running requests may go on")
     access_log: bool = Field(False, description="log each HTTP request")
@@ -48,14 +50,20 @@ class WeightsSettings(Section):
 
 class LimitsSettings(Section):
     max_running: int | None = Field(None, gt=0, description="most requests that run at once; default 256, on a CPU 32")
-    max_len: int | None = Field(None, gt=1, description="longest prompt and output together, in tokens; default the model's")
-    batch_tokens: int | None = Field(None, gt=0, description="most tokens in one step; default 8192 on a GPU, 256 on a CPU")
+    max_len: int | None = Field(
+        None, gt=1, description="longest prompt and output together, in tokens; default the model's"
+    )
+    batch_tokens: int | None = Field(
+        None, gt=0, description="most tokens in one step; default 8192 on a GPU, 256 on a CPU"
+    )
     queue: int = Field(1024, gt=0, description="most requests that wait; more are answered 503")
 
 
 class KVSettings(Section):
     page_size: int = Field(16, ge=1, le=1024, description="tokens per KV page")
-    memory: str = Field("auto", description="fraction of free memory (0.9) or a size (2GiB); auto: 0.9 on a GPU, 2GiB on a CPU")
+    memory: str = Field(
+        "auto", description="fraction of free memory (0.9) or a size (2GiB); auto: 0.9 on a GPU, 2GiB on a CPU"
+    )
     num_pages: int | None = Field(None, gt=0, description="exact number of pages, instead of memory")
     grow_pages: int = Field(1, ge=1, description="pages a decoding row gets at a time")
 
@@ -69,11 +77,15 @@ class TextSettings(Section):
 
 
 class EngineSettings(Section):
-    threads: int | None = Field(None, gt=0, description="CPU threads of the model; default the cores this process may use")
+    threads: int | None = Field(
+        None, gt=0, description="CPU threads of the model; default the cores this process may use"
+    )
     validate_: Literal["off", "plans", "audit"] = Field(
         "off", alias="validate", description="check every plan, or audit all pages after every step"
     )
-    stall_s: float | None = Field(None, gt=0, description="a step longer than this is a fault; default 60 on a GPU, 300 on a CPU")
+    stall_s: float | None = Field(
+        None, gt=0, description="a step longer than this is a fault; default 60 on a GPU, 300 on a CPU"
+    )
     seed: int = Field(0, ge=0, description="of policies and of requests without a seed")
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -86,7 +98,9 @@ class LogSettings(Section):
 class PluginsSettings(Section):
     enable: tuple[str, ...] = Field((), description="hook plugins to run: names, or module:attr")
     disable: tuple[str, ...] = Field((), description="plugins to leave out: kind.name, or a package")
-    prefer: Mapping[str, str] = Field(default_factory=dict, description="kind.name -> package, where two offer one name")
+    prefer: Mapping[str, str] = Field(
+        default_factory=dict, description="kind.name -> package, where two offer one name"
+    )
     scan: Literal["all", "bundled"] = Field("all", description="bundled: only the plugins of this package")
 
 

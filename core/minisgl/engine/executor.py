@@ -60,9 +60,11 @@ class ExecHealth:
 
 
 class Executor(Component):
-    """``needs_import``: other processes must be able to import the plugins (tensor parallel, Ray)."""
+    """``needs_import``: other processes must be able to import the plugins (tensor parallel, Ray). ``needs_weights``: False
+    for simulated devices; the model source then fetches no weights."""
 
     needs_import: ClassVar[bool] = False
+    needs_weights: ClassVar[bool] = True
 
     @abstractmethod
     def __init__(self, ctx: ExecContext) -> None: ...

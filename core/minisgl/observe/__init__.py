@@ -52,10 +52,10 @@ class Observer(Component):
     def __init__(self, ctx: ObserverContext) -> None:
         self.settings = ctx.settings
 
-    def step(self, s: StepStats) -> None:  # noqa: B027
+    def step(self, s: StepStats) -> None:
         """After each step."""
 
-    def request(self, e: RequestEvent) -> None:  # noqa: B027
+    def request(self, e: RequestEvent) -> None:
         """On each event of a request."""
 
     def snapshot(self) -> Mapping[str, Any]:

@@ -34,16 +34,26 @@ KINDS: dict[str, Kind] = {
     k.name: k
     for k in (
         Kind("model", "minisgl.runtime.model:Model", "model architectures", torch=True, by_config=False),
-        Kind("model_source", "minisgl.text.source:ModelSource", "where models come from", roles=("supervisor",), by_config=False),
+        Kind(
+            "model_source",
+            "minisgl.text.source:ModelSource",
+            "where models come from",
+            roles=("supervisor",),
+            by_config=False,
+        ),
         Kind("tokenizer", "minisgl.text.tokenizer:Tokenizer", "tokenizers", roles=("text",), default="hf"),
         Kind("attention", "minisgl.runtime.attention:AttentionBackend", "attention backends", torch=True),
-        Kind("ops", "minisgl.runtime.kernels:Ops", "kernels under the layers", many=True, torch=True, default=("torch",)),
+        Kind(
+            "ops", "minisgl.runtime.kernels:Ops", "kernels under the layers", many=True, torch=True, default=("torch",)
+        ),
         Kind("sampler", "minisgl.runtime.sampling:Sampler", "samplers", torch=True, default="torch"),
         Kind("cache", "minisgl.sched.cache:CachePolicy", "cache policies", default="radix"),
         Kind("scheduler", "minisgl.sched.policy:SchedulerPolicy", "scheduler policies", default="chunked"),
         Kind("loop", "minisgl.engine.loop:StepLoop", "step loops", default="sync"),
         Kind("executor", "minisgl.engine.executor:Executor", "executors", default="local"),
-        Kind("frontend", "minisgl.client.frontend:Frontend", "frontends", many=True, roles=("api",), default=("openai",)),
+        Kind(
+            "frontend", "minisgl.client.frontend:Frontend", "frontends", many=True, roles=("api",), default=("openai",)
+        ),
         Kind("observer", "minisgl.observe:Observer", "observers", many=True, default=("log",)),
         Kind("command", "minisgl.plugin.command:Command", "command-line verbs", roles=("cli",), by_config=False),
         Kind("quant", None, "quantization methods", torch=True, by_config=False),

@@ -82,5 +82,5 @@ class AttentionBackend(Component):
         Returns: [n_tokens, heads, head_dim].
         """
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Free what was allocated."""

@@ -137,10 +137,10 @@ class SchedulerPolicy(Component):
     @abstractmethod
     def __init__(self, ctx: SchedContext) -> None: ...
 
-    def arrived(self, r: ReqView) -> None:  # noqa: B027
+    def arrived(self, r: ReqView) -> None:
         """A request was admitted. O(1)."""
 
-    def changed(self, r: ReqView, old: ReqState) -> None:  # noqa: B027
+    def changed(self, r: ReqView, old: ReqState) -> None:
         """A request went from state ``old`` to ``r.state``. O(1)."""
 
     @abstractmethod
