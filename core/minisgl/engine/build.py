@@ -1,0 +1,170 @@
+"""From settings to a running engine: choose the components by name, start the executor, join the parts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any, cast
+
+from minisgl.base.errors import ModelError
+from minisgl.base.facts import ModelFacts
+from minisgl.base.types import EngineInfo, Limits, LocalModel
+from minisgl.config.schema import Settings
+from minisgl.engine.engine import Engine
+from minisgl.engine.executor import ExecContext, ExecInfo, Executor, no_progress
+from minisgl.engine.loop import LoopContext, StepLoop
+from minisgl.engine.port import EnginePort
+from minisgl.observe import Observer, ObserverContext
+from minisgl.plugin.registry import Registry
+from minisgl.sched.cache import CacheContext, CachePolicy
+from minisgl.sched.policy import SchedContext, SchedulerPolicy
+from minisgl.sched.scheduler import Scheduler
+
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p")
+
+
+def build_engine(
+    settings: Settings,
+    registry: Registry,
+    model: LocalModel,
+    port: EnginePort,
+    progress: Callable[[str, int, int], None] = no_progress,
+    observers: Sequence[Observer] = (),
+) -> Engine:
+    """Load the configured components and the model; the engine is ready when this returns.
+
+    ``observers``: in addition to the configured ones. Raises: PluginError, ConfigError, ModelError, CapacityError, Fault.
+    """
+
+    def pick(kind: str) -> str:
+        return settings.use(kind)[0]
+
+    def create(kind: str, name: str, make_ctx: Callable[[Any], Any]) -> Any:
+        return registry.create(kind, name, settings.options(kind, name), make_ctx)
+
+    loop = cast(StepLoop, create("loop", pick("loop"), LoopContext))
+    executor_class = cast(type[Executor], registry.load("executor", pick("executor")))
+    facts = model_facts(registry, model) if executor_class.needs_weights else plain_facts(model)
+    executor = cast(
+        Executor,
+        create(
+            "executor",
+            pick("executor"),
+            lambda s: ExecContext(s, settings, registry, model, facts, loop.depth, progress),
+        ),
+    )
+    # The torch-free parts are loaded before the weights are read, so that a broken one is known at once.
+    for kind in ("cache", "scheduler"):
+        registry.load(kind, pick(kind))
+    named_observers = [
+        cast(Observer, create("observer", name, lambda s: ObserverContext(s, "engine")))
+        for name in settings.use("observer")
+    ]
+    try:
+        device = executor.start()
+        limits = Limits(
+            max_slots=device.max_slots,
+            max_len=device.max_len,
+            num_pages=device.num_pages,
+            page_size=device.page_size,
+            batch_tokens=device.batch_tokens,
+            grow_pages=settings.kv.grow_pages,
+        )
+        scheduler = make_scheduler(limits, settings, create)
+    except BaseException:
+        executor.stop(5.0)
+        raise
+    return Engine(
+        scheduler=scheduler,
+        executor=executor,
+        loop=loop,
+        port=port,
+        info=engine_info(settings, model, facts, device),
+        queue_limit=settings.limits.queue,
+        stall_s=settings.engine.stall_s or (300.0 if device.device.startswith("cpu") else 60.0),
+        observers=[*named_observers, *observers],
+        check_plan=plan_checker(settings, limits),
+        audit=settings.engine.validate_ == "audit",
+    )
+
+
+def make_scheduler(limits: Limits, settings: Settings, create: Callable[..., Any]) -> Scheduler:
+    """The scheduler with the configured cache and policy; both read its step as their clock."""
+    owner: list[Scheduler] = []
+
+    def clock() -> int:
+        return owner[0].step if owner else 0
+
+    cache_name, policy_name = settings.use("cache")[0], settings.use("scheduler")[0]
+    cache = cast(
+        CachePolicy,
+        create("cache", cache_name, lambda s: CacheContext(limits.page_size, limits.num_pages, s, clock)),
+    )
+    rng = Random(settings.engine.seed)
+    policy = cast(SchedulerPolicy, create("scheduler", policy_name, lambda s: SchedContext(s, limits, rng, clock)))
+    owner.append(Scheduler(limits, cache, policy))
+    return owner[0]
+
+
+def plan_checker(settings: Settings, limits: Limits) -> Callable[[Any], None] | None:
+    if settings.engine.validate_ == "off":
+        return None
+    from minisgl.sched.validator import PlanValidator
+
+    return PlanValidator(limits).check
+
+
+def architecture(registry: Registry, model: LocalModel) -> str:
+    """The first of the checkpoint's architectures that a plugin has.
+
+    Raises: ModelError if the config names none; UnknownPlugin if no plugin has any of them.
+    """
+    architectures = model.config.get("architectures") or ()
+    known = registry.names("model")
+    for name in architectures:
+        if name in known:
+            return str(name)
+    if not architectures:
+        raise ModelError(
+            f"{model.path / 'config.json'} names no architecture (key 'architectures'); a model plugin is chosen by it. "
+            f"Registered: {', '.join(known)}"
+        )
+    registry.ref("model", str(architectures[0]))  # raises UnknownPlugin with the list
+    raise AssertionError(f"{architectures[0]!r} is registered but not among {known!r}")
+
+
+def model_facts(registry: Registry, model: LocalModel) -> ModelFacts:
+    """Facts as the model's own plugin reads them."""
+    return cast(ModelFacts, registry.load("model", architecture(registry, model)).facts(model.config, model.generation))
+
+
+def plain_facts(model: LocalModel) -> ModelFacts:
+    """Facts without loading a model plugin, for executors that run no model."""
+    return ModelFacts.from_hf(model.config, model.generation)
+
+
+def engine_info(settings: Settings, model: LocalModel, facts: ModelFacts, device: ExecInfo) -> EngineInfo:
+    picks = {kind: settings.use(kind)[0] for kind in ("executor", "loop", "scheduler", "cache")}
+    return EngineInfo(
+        model=model.name,
+        served_names=settings.model.served_names or (model.name,),
+        max_len=device.max_len,
+        vocab=device.vocab,
+        eos=tuple(sorted(facts.eos)),
+        page_size=device.page_size,
+        num_pages=device.num_pages,
+        max_running=device.max_slots,
+        batch_tokens=device.batch_tokens,
+        device=device.device,
+        dtype=device.dtype,
+        created=int(time.time()),
+        defaults=sampling_defaults(model) if settings.model.generation_defaults else {},
+        picks={**picks, **device.picks},
+    )
+
+
+def sampling_defaults(model: LocalModel) -> Mapping[str, Any]:
+    """The generation config's sampling values, under those that the model source gives."""
+    merged = {**model.generation, **model.defaults}
+    return {key: merged[key] for key in SAMPLING_DEFAULTS if merged.get(key) is not None}

@@ -1,0 +1,227 @@
+"""The engine: scheduler, loop and executor joined. One thread owns all of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from minisgl.base.errors import Fault, MiniSGLError
+from minisgl.base.types import Admit, Ended, EngineInfo, Refused, StepPlan, StepResult
+from minisgl.engine.executor import Executor
+from minisgl.engine.loop import StepLoop, Ticket
+from minisgl.engine.port import Abort, Control, EngineInput, EnginePort, Stop
+from minisgl.observe import Observer, RequestEvent, StepStats
+from minisgl.sched.scheduler import Scheduler
+
+log = logging.getLogger("minisgl.engine")
+
+IDLE_WAIT_MS = 200  # a blocked intake looks up this often
+
+
+class Observers:
+    """Calls each observer; one that raises is named once and is off from then on."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self.active = list(observers)
+
+    def call(self, method: str, *args: Any) -> None:
+        for observer in tuple(self.active):
+            try:
+                getattr(observer, method)(*args)
+            except Exception:
+                log.exception("observer %s failed in %s() and is off now", type(observer).__name__, method)
+                self.active.remove(observer)
+
+    def snapshot(self) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        for observer in tuple(self.active):
+            try:
+                merged.update(observer.snapshot())
+            except Exception:
+                log.exception("observer %s failed in snapshot() and is off now", type(observer).__name__)
+                self.active.remove(observer)
+        return merged
+
+
+class Engine:
+    """Implements the loop's primitives (``EngineOps``). ``info``: what the engine says of itself.
+
+    ``turn()`` is one pass of the loop; ``run()`` makes passes until a Stop arrives. A request that is wrong is refused and
+    nothing else is affected; an exception out of ``turn()`` means the engine is dead.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        executor: Executor,
+        loop: StepLoop,
+        port: EnginePort,
+        info: EngineInfo,
+        queue_limit: int,
+        stall_s: float,
+        observers: Sequence[Observer] = (),
+        check_plan: Callable[[StepPlan], None] | None = None,
+        audit: bool = False,
+    ) -> None:
+        self.scheduler, self.executor, self.loop, self.port, self.info = scheduler, executor, loop, port, info
+        self.observers = Observers(observers)
+        self._queue_limit, self._stall_s = queue_limit, stall_s
+        self._check_plan, self._audit = check_plan, audit
+        self._stopping = False
+        self._schedule_ns = 0
+        self._running: dict[int, tuple[int, StepPlan, int]] = {}  # step -> (submitted at, plan, schedule_ns)
+        self._first_token_due: set[int] = set()
+
+    # ------------------------------------------------------------------------------------------------------- EngineOps
+
+    @property
+    def idle(self) -> bool:
+        return self.scheduler.idle and not self._running
+
+    @property
+    def heartbeat(self) -> tuple[int, int]:
+        """(last committed step, monotonic ns since when the oldest step in flight runs; 0 if none). Any thread may read it."""
+        oldest = min((started for started, _, _ in list(self._running.values())), default=0)
+        return self.scheduler.done_step, oldest
+
+    def intake(self, block: bool) -> None:
+        for message in self.port.receive(IDLE_WAIT_MS if block else 0):
+            self._take(message)
+
+    def _take(self, message: EngineInput) -> None:
+        if isinstance(message, Admit):
+            self._admit(message)
+        elif isinstance(message, Abort):
+            for uid in message.uids:
+                self.scheduler.abort(uid)
+        elif isinstance(message, Control):
+            message.reply(self._control(message.op))
+        elif isinstance(message, Stop):
+            self._stopping = True
+
+    def _admit(self, a: Admit) -> None:
+        if self.scheduler.n_waiting >= self._queue_limit:
+            refused: Refused | None = Refused(
+                a.uid,
+                503,
+                f"{self.scheduler.n_waiting} requests are waiting, which is the limit (limits.queue); try again later",
+                "server_overloaded",
+            )
+        else:
+            refused = self.scheduler.admit(a)
+        if refused is not None:
+            self.port.send(a.owner, [refused])
+            self.observers.call("request", RequestEvent(a.uid, "refused", time.monotonic_ns(), len(a.ids)))
+            return
+        self._first_token_due.add(a.uid)
+        self.observers.call("request", RequestEvent(a.uid, "admitted", time.monotonic_ns(), len(a.ids)))
+
+    def schedule(self) -> StepPlan | None:
+        start = time.perf_counter_ns()
+        plan = self.scheduler.schedule()
+        self._schedule_ns = time.perf_counter_ns() - start
+        if plan is not None and self._check_plan is not None:
+            self._check_plan(plan)
+        return plan
+
+    def submit(self, plan: StepPlan) -> Ticket:
+        if len(self._running) >= self.loop.depth:
+            raise Fault(f"loop {type(self.loop).__name__} has more than depth={self.loop.depth} steps in flight")
+        self._running[plan.step] = (time.monotonic_ns(), plan, self._schedule_ns)
+        return self.executor.submit(plan)
+
+    def collect(self, t: Ticket) -> StepResult:
+        return self.executor.collect(t, self._stall_s)
+
+    def commit(self, r: StepResult) -> None:
+        started, plan, schedule_ns = self._running.pop(r.step)
+        self.scheduler.commit(r)
+        if self._audit:
+            self.scheduler.audit()
+        if self.observers.active:
+            self._observe_step(plan, schedule_ns, time.monotonic_ns() - started)
+
+    def flush(self) -> None:
+        for owner, outputs in self.scheduler.take_outputs().items():
+            self.port.send(owner, outputs)
+            if self.observers.active:
+                self._observe_outputs(outputs)
+
+    # ------------------------------------------------------------------------------------------------------------ life
+
+    def turn(self) -> None:
+        """One pass: take in, schedule, submit, collect, commit, send."""
+        self.loop.turn(self)
+
+    def run(self) -> None:
+        """Passes until Stop. Raises: Fault and whatever a component raised; the engine is then dead."""
+        while not self._stopping:
+            self.turn()
+
+    def close(self, grace: float = 5.0) -> None:
+        """Stop the executor; idempotent."""
+        self._stopping = True
+        self.executor.stop(grace)
+
+    # ------------------------------------------------------------------------------------------------ control, observers
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of scheduler and cache, and what observers add."""
+        return {
+            "step": self.scheduler.done_step,
+            "in_flight": len(self._running),
+            **self.scheduler.counts(),
+            **self.observers.snapshot(),
+        }
+
+    def _control(self, op: str) -> bytes:
+        answer: Mapping[str, Any]
+        try:
+            if op == "stats":
+                answer = self.stats()
+            elif op == "flush_cache":
+                answer = {"freed_pages": self.scheduler.clear_cache()}
+            elif op == "audit":
+                self.scheduler.audit()
+                answer = {"ok": True}
+            else:
+                answer = {"error": f"unknown operation {op!r}; known: audit, flush_cache, stats"}
+        except (AssertionError, MiniSGLError) as exc:
+            answer = {"error": f"{op}: {exc}"}
+        return json.dumps(answer).encode()
+
+    def _observe_step(self, plan: StepPlan, schedule_ns: int, run_ns: int) -> None:
+        counts = self.scheduler.counts()
+        stats = StepStats(
+            step=plan.step,
+            n_decode=plan.n_decode,
+            n_spans=len(plan.spans),
+            prefill_tokens=plan.num_tokens - plan.n_decode,
+            n_waiting=self.scheduler.n_waiting,
+            n_running=self.scheduler.n_running,
+            free_pages=counts["free"],
+            evictable_pages=counts["evictable"],
+            locked_pages=counts["locked"],
+            schedule_ns=schedule_ns,
+            run_ns=run_ns,
+        )
+        self.observers.call("step", stats)
+
+    def _observe_outputs(self, outputs: Sequence[Any]) -> None:
+        now = time.monotonic_ns()
+        due = self._first_token_due
+        for out in outputs:
+            if isinstance(out, Ended):
+                due.discard(out.uid)
+                event = RequestEvent(
+                    out.uid, "ended", now, out.prompt_tokens, out.cached_tokens, out.output_tokens, str(out.finish)
+                )
+                self.observers.call("request", event)
+            elif due and hasattr(out, "uids"):
+                for uid in due.intersection(out.uids.tolist()):
+                    due.discard(uid)
+                    self.observers.call("request", RequestEvent(uid, "first_token", now))
