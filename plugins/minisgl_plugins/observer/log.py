@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 
-from minisgl.api import Observer, ObserverContext, PluginSettings, RequestEvent, StepStats
 from pydantic import Field
+
+from minisgl.api import Observer, ObserverContext, PluginSettings, RequestEvent, StepStats
 
 logger = logging.getLogger("minisgl.steps")
 
@@ -18,13 +19,15 @@ class LogObserver(Observer):
     def __init__(self, ctx: ObserverContext) -> None:
         super().__init__(ctx)
         self._every_ns = int(ctx.settings.every_s * 1e9)
-        self._start_ns = 0
+        self._start_ns = self._last_ns = 0
         self._steps = self._decode = self._prefill = self._ended = 0
 
     def step(self, s: StepStats) -> None:
         now = time.monotonic_ns()
-        if self._steps == 0:
+        if self._steps == 0 or now - self._last_ns > self._every_ns:  # do not average over idle time
+            self._reset()
             self._start_ns = now - s.run_ns
+        self._last_ns = now
         self._steps += 1
         self._decode += s.n_decode
         self._prefill += s.prefill_tokens
@@ -49,4 +52,7 @@ class LogObserver(Observer):
             s.evictable_pages,
             s.locked_pages,
         )
+        self._reset()
+
+    def _reset(self) -> None:
         self._steps = self._decode = self._prefill = self._ended = 0

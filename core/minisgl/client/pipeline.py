@@ -1,0 +1,347 @@
+"""The Python API: an engine in this process, without sockets.
+
+``LLM`` generates from prompts; ``Pipeline`` is underneath it and can be driven step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+from minisgl.base.errors import ConfigError, RequestError
+from minisgl.base.types import (
+    Accepted,
+    Admit,
+    Delta,
+    EngineInfo,
+    EngineOutput,
+    GenerateRequest,
+    LocalModel,
+    Refused,
+    SamplingParams,
+    TextOutput,
+    Usage,
+)
+from minisgl.client.progress import progress_bars
+from minisgl.config.load import load_settings
+from minisgl.config.schema import Settings
+from minisgl.engine.build import build_engine
+from minisgl.engine.executor import Executor
+from minisgl.engine.port import Abort, LocalPort
+from minisgl.observe import Observer
+from minisgl.plugin.hooks import Hooks
+from minisgl.plugin.registry import Registry
+from minisgl.text.processor import TextProcessor
+from minisgl.text.resolve import resolve_model
+from minisgl.text.tokenizer import Tokenizer, TokenizerContext
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """One finished output. ``finish``: "stop" or "length". ``ids``: sampled tokens, a final EOS included."""
+
+    text: str
+    ids: tuple[int, ...]
+    finish: str
+    usage: Usage
+    stop_reason: str | int | None = None
+
+
+@dataclass(slots=True)
+class _Partial:
+    text: list[str] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+
+
+class Pipeline:
+    """Model, engine and text processing joined in this process and driven by the caller's thread.
+
+    ``submit`` queues a request, ``step`` makes one pass of the engine and returns what came out. ``components``: a plugin
+    for a kind by name or as a class: ``Pipeline(settings, scheduler=MyPolicy)``.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        plugins: Sequence[str | object] = (),
+        registry: Registry | None = None,
+        observers: Sequence[Observer] = (),
+        show_progress: bool = True,
+        **components: str | type,
+    ) -> None:
+        settings = settings or load_settings().settings
+        self.registry = registry or scan(settings)
+        self.hooks = Hooks(self.registry, [*settings.plugins.enable, *plugins])
+        self.settings = choose(settings, self.registry, components)
+        executor = cast(type[Executor], self.registry.load("executor", self.settings.use("executor")[0]))
+        self.port = LocalPort()
+        with progress_bars(show_progress) as progress:
+            self.model: LocalModel = resolve_model(
+                self.settings, self.registry, self.hooks, progress, weights=executor.needs_weights
+            )
+            self.engine = build_engine(self.settings, self.registry, self.model, self.port, progress, observers)
+        self.info: EngineInfo = self.engine.info
+        self.tokenizer = make_tokenizer(self.settings, self.registry, self.model)
+        self.text = TextProcessor(self.tokenizer, self.info)
+        self._next_uid = 0
+
+    @classmethod
+    def from_config(cls, path: str | Path, **kw: Any) -> Self:
+        """Settings from a TOML file (and the environment)."""
+        return cls(load_settings(files=[Path(path)]).settings, **kw)
+
+    # ---------------------------------------------------------------------------------------------------- with text
+
+    def submit(self, request: GenerateRequest) -> list[int]:
+        """Queue a request; returns the uids of its ``n`` outputs. Raises: RequestError."""
+        uids = list(range(self._next_uid, self._next_uid + request.n))
+        self._next_uid += request.n
+        outputs, admits = self.text.submit(uids, request)
+        for out in outputs:
+            if isinstance(out, Refused):
+                raise refusal(out)
+        self.port.inputs.extend(admits)
+        return uids
+
+    def step(self) -> list[TextOutput]:
+        """One pass of the engine; what is new of every request. Deltas carry ``uid``."""
+        outputs, aborts = self.text.engine_outputs(self.poll_after_turn())
+        if aborts:
+            self.port.inputs.append(Abort(tuple(aborts)))
+        return outputs
+
+    def cancel(self, uids: Sequence[int]) -> None:
+        """End requests; nothing more comes out of them."""
+        if aborts := self.text.cancel(uids):
+            self.port.inputs.append(Abort(tuple(aborts)))
+
+    # ------------------------------------------------------------------------------------------------- tokens only
+
+    def admit(self, a: Admit) -> None:
+        """Queue token ids, past the text side; the output comes out of ``poll_after_turn``."""
+        self.port.inputs.append(a)
+
+    def poll_after_turn(self) -> list[EngineOutput]:
+        """One pass of the engine; its raw outputs."""
+        self.engine.turn()
+        outputs = list(self.port.outputs)
+        self.port.outputs.clear()
+        return outputs
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is queued, running or in flight."""
+        return self.engine.idle and not self.port.inputs
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+class LLM:
+    """Offline batches: ``LLM().generate(["Hello"], SamplingParams(temperature=0))``.
+
+    Args: model: folder, GGUF file, hub id or reference; None: the default model. options: settings as on the command line
+    with underscores: kinds by name (``cache="naive"``), short names (``page_size=16``), or sections
+    (``limits={"max_running": 4}``). plugins: hook plugins, as objects or ``module:attr``.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        plugins: Sequence[str | object] = (),
+        observers: Sequence[Observer] = (),
+        show_progress: bool = True,
+        **options: Any,
+    ) -> None:
+        classes = {kind: value for kind, value in options.items() if isinstance(value, type)}
+        overrides = {key: value for key, value in options.items() if key not in classes}
+        if model is not None:
+            overrides["model"] = {**dict(overrides.get("model", {})), "path": str(model)}
+        settings = load_settings(overrides=overrides).settings
+        self.pipeline = Pipeline(settings, plugins=plugins, observers=observers, show_progress=show_progress, **classes)
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.pipeline.info
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.pipeline.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        n: int = 1,
+    ) -> list[RequestOutput]:
+        """Continue each prompt (text or token ids), all in one batch.
+
+        Returns: outputs in the order of the prompts; with ``n`` > 1, the ``n`` outputs of a prompt follow one another.
+        Raises: RequestError for the first prompt that cannot be served, before anything runs.
+        """
+        many = as_prompts(prompts)
+        params = list(sampling) if isinstance(sampling, Sequence) else [sampling or SamplingParams()] * len(many)
+        if len(params) != len(many):
+            raise ConfigError(f"{len(params)} sampling params for {len(many)} prompts; give one, or one for each")
+        return self._run([replace(prompt_request(p), sampling=s, n=n) for p, s in zip(many, params, strict=True)])
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling: SamplingParams | None = None,
+        *,
+        n: int = 1,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several. ``template``: variables for the chat template."""
+        chats = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        return self._run(
+            [
+                GenerateRequest(
+                    messages=tuple(cast(Sequence[Message], chat)),
+                    sampling=sampling or SamplingParams(),
+                    n=n,
+                    template=template,
+                    param="messages",
+                )
+                for chat in chats
+            ]
+        )
+
+    def stream(
+        self, prompt: Prompt | Sequence[Message], sampling: SamplingParams | None = None, **template: Any
+    ) -> Iterator[Delta]:
+        """Deltas of one output as they come; closing the iterator ends the request."""
+        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+            request = GenerateRequest(
+                messages=tuple(cast(Sequence[Message], prompt)), template=template, param="messages"
+            )
+        else:
+            request = prompt_request(cast(Prompt, prompt))
+        uids = self.pipeline.submit(replace(request, sampling=sampling or SamplingParams()))
+        return self._deltas(uids)
+
+    def _deltas(self, uids: list[int]) -> Iterator[Delta]:
+        open_uids = set(uids)
+        try:
+            while open_uids:
+                for out in self.pipeline.step():
+                    if isinstance(out, Refused) and out.uid in open_uids:
+                        open_uids.discard(out.uid)
+                        raise refusal(out)
+                    if isinstance(out, Delta) and out.uid in open_uids:
+                        if out.finish is not None:
+                            open_uids.discard(out.uid)
+                        if out.finish == "error":
+                            raise RequestError(out.error, status=500, code="internal_error")
+                        yield out
+        finally:
+            self.pipeline.cancel(sorted(open_uids))
+
+    def _run(self, requests: Sequence[GenerateRequest]) -> list[RequestOutput]:
+        uids: list[int] = []
+        try:
+            for request in requests:
+                uids += self.pipeline.submit(request)
+        except RequestError:
+            self.pipeline.cancel(uids)
+            raise
+        partial = {uid: _Partial() for uid in uids}
+        done: dict[int, RequestOutput] = {}
+        for delta in self._deltas(uids):
+            part = partial[delta.uid]
+            part.text.append(delta.text)
+            part.ids += delta.ids
+            if delta.finish is not None:
+                assert delta.usage is not None, delta
+                done[delta.uid] = RequestOutput(
+                    "".join(part.text), tuple(part.ids), delta.finish, delta.usage, delta.stop_reason
+                )
+        return [done[uid] for uid in uids]
+
+    def close(self) -> None:
+        self.pipeline.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def scan(settings: Settings) -> Registry:
+    """The registry as the plugin settings want it."""
+    p = settings.plugins
+    return Registry.scan(prefer=p.prefer, disable=p.disable, bundled_only=p.scan == "bundled")
+
+
+def choose(settings: Settings, registry: Registry, components: Mapping[str, str | type]) -> Settings:
+    """Settings with ``components`` chosen; a class is registered under its own name."""
+    kinds = dict(settings.kinds)
+    for kind, chosen in components.items():
+        name = chosen if isinstance(chosen, str) else chosen.__name__
+        if not isinstance(chosen, str):
+            registry.add(kind, name, chosen)
+        registry.ref(kind, name)  # a wrong kind or name is refused here
+        section = kinds.get(kind)
+        update: dict[str, Any] = {"use": name}
+        kinds[kind] = section.model_copy(update=update) if section is not None else kind_section(name)
+    return settings.model_copy(update={"kinds": kinds})
+
+
+def kind_section(name: str) -> Any:
+    from minisgl.config.schema import KindSection
+
+    return KindSection(use=name)
+
+
+def make_tokenizer(settings: Settings, registry: Registry, model: LocalModel) -> Tokenizer | None:
+    """The configured tokenizer on the model's files; None if the model has none."""
+    if model.tokenizer_dir is None:
+        return None
+    name = settings.use("tokenizer")[0]
+    path, template = model.tokenizer_dir, settings.model.chat_template
+    text = template.read_text() if template is not None else None
+    return cast(
+        Tokenizer,
+        registry.create(
+            "tokenizer", name, settings.options("tokenizer", name), lambda s: TokenizerContext(s, path, text)
+        ),
+    )
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as a list."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if len(prompts) and isinstance(prompts[0], int):
+        return [cast(Sequence[int], prompts)]
+    return list(cast(Sequence[Prompt], prompts))
+
+
+def prompt_request(prompt: Prompt) -> GenerateRequest:
+    if isinstance(prompt, str):
+        return GenerateRequest(text=prompt)
+    return GenerateRequest(ids=tuple(int(i) for i in prompt))
+
+
+def refusal(out: Refused) -> RequestError:
+    return RequestError(out.message, status=out.status, code=out.code, param=out.param)
+
+
+__all__ = ["LLM", "Accepted", "Delta", "Pipeline", "RequestOutput", "SamplingParams"]
