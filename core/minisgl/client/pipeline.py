@@ -72,13 +72,14 @@ class Pipeline:
         *,
         plugins: Sequence[str | object] = (),
         registry: Registry | None = None,
+        hooks: Hooks | None = None,
         observers: Sequence[Observer] = (),
         show_progress: bool = True,
         **components: str | type,
     ) -> None:
         settings = settings or load_settings().settings
         self.registry = registry or scan(settings)
-        self.hooks = Hooks(self.registry, [*settings.plugins.enable, *plugins])
+        self.hooks = hooks or Hooks(self.registry, [*settings.plugins.enable, *plugins])
         self.settings = choose(settings, self.registry, components)
         executor = cast(type[Executor], self.registry.load("executor", self.settings.use("executor")[0]))
         self.port = LocalPort()
@@ -173,6 +174,13 @@ class LLM:
             overrides["model"] = {**dict(overrides.get("model", {})), "path": str(model)}
         settings = load_settings(overrides=overrides).settings
         self.pipeline = Pipeline(settings, plugins=plugins, observers=observers, show_progress=show_progress, **classes)
+
+    @classmethod
+    def on(cls, pipeline: Pipeline) -> Self:
+        """An LLM on a pipeline that exists; closing it closes the pipeline."""
+        llm = cls.__new__(cls)
+        llm.pipeline = pipeline
+        return llm
 
     @property
     def info(self) -> EngineInfo:

@@ -1,0 +1,29 @@
+"""``minisgl bench NAME``: measurements, each one JSON line, a table and, on request, a plot."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+BENCHES = {
+    "offline": ("minisgl_cli.bench.offline", "tokens per second of batches, in turn with transformers"),
+}
+
+
+def usage() -> str:
+    lines = [f"  {name:<10} {text}" for name, (_, text) in BENCHES.items()]
+    return "\n".join(
+        ["usage: minisgl bench NAME [options]", "", *lines, "", "minisgl bench NAME --help shows the options."]
+    )
+
+
+def run(argv: list[str]) -> int:
+    """Dispatch to one benchmark; returns the exit code."""
+    from minisgl.base.errors import ConfigError
+
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if argv[0] not in BENCHES:
+        raise ConfigError(f"no benchmark is named {argv[0]!r}; there are: {', '.join(BENCHES)}")
+    code: int = import_module(BENCHES[argv[0]][0]).run(argv[1:])
+    return code

@@ -1,0 +1,62 @@
+"""How every benchmark reports: one JSON line, a table, a plot."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from minisgl.base.errors import ConfigError
+
+
+def environment() -> dict[str, Any]:
+    """What a figure depends on: versions and the machine."""
+    packages = {name: version(name) for name in ("minisgl", "torch", "transformers", "numpy")}
+    return {**packages, "python": platform.python_version(), "cpus": len(os.sched_getaffinity(0))}
+
+
+def table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print rows of equal keys."""
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(title=title, title_justify="left")
+    for key in rows[0]:
+        shown.add_column(key, justify="right")
+    for row in rows:
+        shown.add_row(*(f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()))
+    Console(width=110).print(shown)
+
+
+def json_line(name: str, **values: Any) -> None:
+    """The machine-readable result, on a line of its own."""
+    print(json.dumps({"bench": name, **values, "environment": environment()}), flush=True)
+
+
+def bar_plot(path: Path, title: str, labels: Sequence[str], series: Mapping[str, Sequence[float]], unit: str) -> None:
+    """Grouped bars with their values, written to ``path``. Raises: ConfigError without matplotlib."""
+    try:
+        import matplotlib
+    except ModuleNotFoundError as exc:
+        raise ConfigError("--plot needs package 'matplotlib': pip install 'minisgl[dev]'") from exc
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(max(6.0, 2.2 * len(labels)), 4.5))
+    width = 0.8 / len(series)
+    for i, (name, values) in enumerate(series.items()):
+        at = [x + i * width for x in range(len(labels))]
+        axes.bar_label(axes.bar(at, values, width, label=name), fmt="%.0f", padding=2)
+    middle = width * (len(series) - 1) / 2
+    axes.set_xticks([x + middle for x in range(len(labels))], labels)
+    axes.set_ylabel(unit)
+    axes.set_title(title)
+    axes.margins(y=0.15)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
