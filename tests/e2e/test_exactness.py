@@ -13,11 +13,12 @@ from random import Random
 from typing import Any
 
 import pytest
+from minisgl.config.load import load_settings
+from minisgl.testing.checkpoints import make_llama
+
 from minisgl.base.types import Delta, GenerateRequest, SamplingParams
 from minisgl.client.pipeline import Pipeline
-from minisgl.config.load import load_settings
 from minisgl.observe import Observer, ObserverContext, StepStats
-from minisgl.testing.checkpoints import make_llama
 from minisgl.testing.oracle import Agreement, Expected, load, transformers_greedy
 
 COMPONENTS = (
