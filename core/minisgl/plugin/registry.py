@@ -116,14 +116,15 @@ class Registry:
                 why = f"written for plugin API v{major}; this minisgl has v{API_MAJOR}"
             elif not _NAME.fullmatch(e.name):
                 why = "a plugin's name is made of letters, digits, - and _"
-            self._put(Ref(match[2], e.name, e.value, name, version, major, why or unmet))
+            self.put(Ref(match[2], e.name, e.value, name, version, major, why or unmet))
 
-    def _put(self, ref: Ref) -> None:
+    def put(self, ref: Ref) -> None:
+        """File a reference. A plugin that comes through both doors is one plugin: it is kept once."""
         if f"{ref.kind}.{ref.name}" in self.disable or normalize(ref.dist) in map(normalize, self.disable):
             ref = replace(ref, unusable=ref.unusable or "disabled by plugins.disable")
         refs = self._refs.setdefault((ref.kind, ref.name), [])
         same = [r for r in refs if (r.target, r.dist, r.api) == (ref.target, ref.dist, ref.api)]
-        if not same:  # one plugin that comes through both doors is one plugin
+        if not same:
             refs.append(ref)
 
     def add(
@@ -147,10 +148,10 @@ class Registry:
             if not any(f"{c.__module__}:{c.__qualname__}" == used.base for c in target.__mro__):
                 raise BrokenPlugin(f"{kind} {name!r}: expected a class that derives from {used.base}, got {target!r}")
             ref = Ref(kind, name, f"{target.__module__}:{target.__qualname__}", dist, version, door=door)
-            self._put(ref)
+            self.put(ref)
             self._given[ref] = target
         elif isinstance(target, str) and _TARGET.fullmatch(target):
-            self._put(Ref(kind, name, target, dist, version, door=door))
+            self.put(Ref(kind, name, target, dist, version, door=door))
         else:
             raise BrokenPlugin(f"{kind} {name!r}: expected a class or 'module:attr', got {target!r}")
 
