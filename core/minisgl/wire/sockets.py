@@ -105,7 +105,7 @@ class Inbox:
     def watch(self, loop: asyncio.AbstractEventLoop, handle: Callable[[Message], None]) -> None:
         """Call ``handle`` for every message, in the event loop, until ``close``."""
         self._watching = loop
-        loop.add_reader(self._socket.getsockopt(zmq.FD), self._on_readable, loop, handle)
+        loop.add_reader(self._socket.fileno(), self._on_readable, loop, handle)
         # The descriptor signals changes only; what was there before, or is left after a batch, needs a look of its own.
         loop.call_soon(self._on_readable, loop, handle)
 
@@ -129,7 +129,7 @@ class Inbox:
 
     def close(self) -> None:
         if self._watching is not None:
-            self._watching.remove_reader(self._socket.getsockopt(zmq.FD))
+            self._watching.remove_reader(self._socket.fileno())
             self._watching = None
         self._socket.close()
 
