@@ -33,6 +33,18 @@ from minisgl.base.types import (
     StepResult,
     Usage,
 )
+from minisgl.client.envelope import unavailable
+from minisgl.client.exchange import ClientGone, EventStream, Exchange, route
+from minisgl.client.fields import (
+    Fields,
+    as_array,
+    as_integer,
+    as_number,
+    as_object,
+    as_string,
+    invalid_type,
+    one_of,
+)
 from minisgl.client.frontend import Frontend, FrontendContext, HttpFrontend
 from minisgl.engine.executor import ExecContext, ExecHealth, ExecInfo, Executor
 from minisgl.engine.loop import EngineOps, LoopContext, StepLoop, Ticket
@@ -54,11 +66,12 @@ from minisgl.text.tokenizer import Decoder, Tokenizer, TokenizerContext
 
 __all__ = [
     "I32", "NO_PAGES", "UNBOUNDED", "Accepted", "Admit", "CacheContext", "CacheError", "CachePolicy", "CacheStats",
-    "CapacityError", "Command", "Component", "ConfigError", "Decoder", "Delta", "Deny", "EmptyLease", "EngineInfo",
-    "EngineOps", "ExecContext", "ExecHealth", "ExecInfo", "Executor", "Fault", "Finish", "Frontend", "FrontendContext",
-    "GenerateRequest", "Grant", "HttpFrontend", "Inserted", "Lease", "Limits", "LocalModel", "LoopContext", "MiniSGLError",
-    "ModelError", "ModelFacts", "ModelSource", "Observer", "ObserverContext", "PluginError", "PluginSettings", "ReqState",
-    "ReqView", "RequestError", "RequestEvent", "RopeFacts", "RowInit", "SamplingParams", "SamplingSpec", "SchedContext",
-    "SchedView", "SchedulerPolicy", "SourceContext", "Span", "StepBuilder", "StepLoop", "StepPlan", "StepResult",
-    "StepStats", "Ticket", "Tokenizer", "TokenizerContext", "Usage",
+    "CapacityError", "ClientGone", "Command", "Component", "ConfigError", "Decoder", "Delta", "Deny", "EmptyLease",
+    "EngineInfo", "EngineOps", "EventStream", "Exchange", "ExecContext", "ExecHealth", "ExecInfo", "Executor", "Fault",
+    "Fields", "Finish", "Frontend", "FrontendContext", "GenerateRequest", "Grant", "HttpFrontend", "Inserted", "Lease",
+    "Limits", "LocalModel", "LoopContext", "MiniSGLError", "ModelError", "ModelFacts", "ModelSource", "Observer",
+    "ObserverContext", "PluginError", "PluginSettings", "ReqState", "ReqView", "RequestError", "RequestEvent", "RopeFacts",
+    "RowInit", "SamplingParams", "SamplingSpec", "SchedContext", "SchedView", "SchedulerPolicy", "SourceContext", "Span",
+    "StepBuilder", "StepLoop", "StepPlan", "StepResult", "StepStats", "Ticket", "Tokenizer", "TokenizerContext", "Usage",
+    "as_array", "as_integer", "as_number", "as_object", "as_string", "invalid_type", "one_of", "route", "unavailable",
 ]  # fmt: skip
