@@ -61,11 +61,12 @@ from minisgl.sched.policy import (
     SchedView,
     StepBuilder,
 )
+from minisgl.text.decode import ByteDecoder, WindowDecoder, gpt2_alphabet
 from minisgl.text.source import ModelSource, SourceContext
 from minisgl.text.tokenizer import Decoder, Tokenizer, TokenizerContext
 
 __all__ = [
-    "I32", "NO_PAGES", "UNBOUNDED", "Accepted", "Admit", "CacheContext", "CacheError", "CachePolicy", "CacheStats",
+    "I32", "NO_PAGES", "UNBOUNDED", "Accepted", "Admit", "ByteDecoder", "CacheContext", "CacheError", "CachePolicy", "CacheStats",
     "CapacityError", "ClientGone", "Command", "Component", "ConfigError", "Decoder", "Delta", "Deny", "EmptyLease",
     "EngineInfo", "EngineOps", "EventStream", "Exchange", "ExecContext", "ExecHealth", "ExecInfo", "Executor", "Fault",
     "Fields", "Finish", "Frontend", "FrontendContext", "GenerateRequest", "Grant", "HttpFrontend", "Inserted", "Lease",
@@ -73,5 +74,5 @@ __all__ = [
     "ObserverContext", "PluginError", "PluginSettings", "ReqState", "ReqView", "RequestError", "RequestEvent", "RopeFacts",
     "RowInit", "SamplingParams", "SamplingSpec", "SchedContext", "SchedView", "SchedulerPolicy", "SourceContext", "Span",
     "StepBuilder", "StepLoop", "StepPlan", "StepResult", "StepStats", "Ticket", "Tokenizer", "TokenizerContext", "Usage",
-    "as_array", "as_integer", "as_number", "as_object", "as_string", "invalid_type", "one_of", "route", "unavailable",
+    "WindowDecoder", "as_array", "as_integer", "as_number", "as_object", "as_string", "gpt2_alphabet", "invalid_type", "one_of", "route", "unavailable",
 ]  # fmt: skip
