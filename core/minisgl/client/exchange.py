@@ -139,8 +139,10 @@ class Exchange:
                 t.cancel()
             await asyncio.gather(task, gone, cut, return_exceptions=True)
 
-    async def stream(self, produce: Callable[[EventStream], Awaitable[None]], prologue: bytes = b"") -> None:
-        """Answer with server-sent events that ``produce`` writes. Status 200 and ``prologue`` (whole frames) go out with its
+    async def stream(
+        self, produce: Callable[[EventStream], Awaitable[None]], prologue: Callable[[], bytes] = bytes
+    ) -> None:
+        """Answer with server-sent events that ``produce`` writes. Status 200 and ``prologue()`` (whole frames) go out with its
         first frame or after the header delay, so what it raises before keeps its status; later it becomes one error frame."""
         events = EventStream(self._send, self.state, prologue)
         try:
@@ -164,7 +166,7 @@ class Exchange:
 class EventStream:
     """Frames of a server-sent-event answer, and the comments that keep it alive when idle."""
 
-    def __init__(self, send: Send, state: HttpState, prologue: bytes) -> None:
+    def __init__(self, send: Send, state: HttpState, prologue: Callable[[], bytes]) -> None:
         self._send = send
         self._state = state
         self._prologue = prologue
@@ -205,7 +207,7 @@ class EventStream:
         """Under the lock. Returns: what goes before the first frame."""
         self.started = True
         await self._send({"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)})
-        return self._prologue
+        return self._prologue()
 
     async def _idle(self) -> None:
         await asyncio.sleep(self._state.header_delay_s)

@@ -1,0 +1,223 @@
+"""The OpenAI API: chat completions, completions, models, and the tokenize routes that evaluation tools use."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from minisgl.api import (
+    Accepted,
+    Delta,
+    EngineInfo,
+    EventStream,
+    Exchange,
+    Fields,
+    FrontendContext,
+    GenerateRequest,
+    HttpFrontend,
+    RequestError,
+    Usage,
+    route,
+    unavailable,
+)
+from minisgl_plugins.frontend.openai_chunks import FINISH_REASONS, Answer, Chunks, Tally
+from minisgl_plugins.frontend.openai_fields import OpenAISettings, model_not_found, read_model, token_id
+from minisgl_plugins.frontend.openai_merge import merged
+from minisgl_plugins.frontend.openai_messages import read_messages
+from minisgl_plugins.frontend.openai_request import Call, read_chat, read_completion, read_template
+
+if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
+
+Read = Callable[[dict[str, Any], EngineInfo, OpenAISettings], Call]
+Outputs = AsyncGenerator[tuple[int, Delta], None]
+
+
+class OpenAIFrontend(HttpFrontend):
+    Settings = OpenAISettings
+
+    def __init__(self, ctx: FrontendContext) -> None:
+        super().__init__(ctx)
+        self.client = ctx.client
+        self.settings: OpenAISettings = ctx.settings
+        self.fingerprint = f"minisgl-{version('minisgl')}"
+
+    def routes(self) -> list[BaseRoute]:
+        return [
+            route("POST", "/v1/chat/completions", self.chat),
+            route("POST", "/v1/completions", self.completions),
+            route("GET", "/v1/models", self.models),
+            route("GET", "/v1/models/{id:path}", self.model),
+            *(route("POST", f"{root}/tokenize", self.tokenize) for root in ("", "/v1")),
+            *(route("POST", f"{root}/detokenize", self.detokenize) for root in ("", "/v1")),
+        ]
+
+    # -------------------------------------------------------------------------------------------------------- generation
+
+    async def chat(self, x: Exchange) -> None:
+        await self._answer(x, read_chat)
+
+    async def completions(self, x: Exchange) -> None:
+        await self._answer(x, read_completion)
+
+    async def _answer(self, x: Exchange, read: Read) -> None:
+        body = await x.json()
+        info = self._info()
+        call = read(body, info, self.settings)
+        if call.common.request_id is not None:
+            x.request_id = call.common.request_id
+        for request in call.prompts:
+            self.ctx.hooks.call("check_request", request=request, info=info)
+        answer = Answer(call.chat, x.request_id, call.model, self.fingerprint)
+        tally = Tally(len(call.prompts), call.n)
+        echoes = await self._echoes(call)
+        outputs = self._outputs(call, info, tally)
+        if call.common.stream:
+            await self._stream(x, call, answer, tally, echoes, outputs)
+        else:
+            await x.respond_json(await x.attached(self._collect(answer, tally, echoes, outputs)))
+
+    async def _collect(self, answer: Answer, tally: Tally, echoes: list[str], outputs: Outputs) -> dict[str, Any]:
+        """The whole response object."""
+        texts = [[echo] for echo in echoes]
+        choices: list[dict[str, Any]] = []
+        async with aclosing(outputs):
+            async for index, delta in outputs:
+                texts[index].append(delta.text)
+                if delta.finish is not None:
+                    choices.append(answer.choice(index, "".join(texts[index]), delta))
+        choices.sort(key=lambda c: int(c["index"]))
+        return answer.response(choices, tally.usage())
+
+    async def _stream(
+        self, x: Exchange, call: Call, answer: Answer, tally: Tally, echoes: list[str], outputs: Outputs
+    ) -> None:
+        common = call.common
+        wants_usage = common.include_usage or common.continuous_usage
+        chunks = Chunks(answer, len(echoes), tally if wants_usage else None, common.continuous_usage)
+
+        def prologue() -> bytes:
+            roles = [chunks.role(i) for i in range(len(echoes))] if call.chat else []
+            return b"".join(roles + [chunks.text(i, echo) for i, echo in enumerate(echoes) if echo])
+
+        async def produce(events: EventStream) -> None:
+            async with aclosing(outputs):
+                async for index, delta in outputs:
+                    if delta.finish is not None:
+                        await events.send(chunks.last(index, delta))
+                    elif delta.text:
+                        await events.send(chunks.text(index, delta.text))
+                    elif not events.started:  # an output whose text is held back: the status is certain all the same
+                        await events.send(b"")
+            await events.finish(chunks.usage(tally) if common.include_usage else b"")
+
+        await x.stream(produce, prologue)
+
+    async def _outputs(self, call: Call, info: EngineInfo, tally: Tally) -> Outputs:
+        """(choice index, delta) of all prompts as they come; counts them. Raises: RequestError, also in the middle."""
+        generate = self._echo_only if call.no_output else self.client.generate
+        async with aclosing(merged([generate(r) for r in call.prompts])) as items:
+            async for prompt, item in items:
+                if isinstance(item, Accepted):
+                    tally.accepted(prompt, item)
+                    continue
+                if item.finish is not None and item.finish not in FINISH_REASONS:
+                    raise self._failed(item)
+                tally.add(prompt, item)
+                yield prompt * call.n + item.index, item
+
+    async def _echoes(self, call: Call) -> list[str]:
+        """What goes before the text of each choice."""
+        echoes: list[str] = []
+        for request, text in zip(call.prompts, call.echo, strict=True):
+            if text is None and call.echo_ids:
+                text = await self.client.detokenize(list(request.ids or ()))
+            echoes += [text or ""] * call.n
+        return echoes
+
+    async def _echo_only(self, request: GenerateRequest) -> AsyncGenerator[Accepted | Delta, None]:
+        """max_tokens 0: count the prompt, generate nothing (fault A10: the engine never sees it)."""
+        count = len(await self.client.tokenize(request)) if request.ids is None else len(request.ids)
+        limit = self._info().max_len
+        if count > limit:
+            raise RequestError(
+                f"This model's maximum context length is {limit} tokens. However, you requested {count} tokens "
+                f"({count} in the prompt, 0 in the completion).",
+                code="context_length_exceeded",
+                param="prompt",
+            )
+        yield Accepted(0, count)
+        for index in range(request.n):
+            yield Delta(0, index, finish="length", usage=Usage(count, 0))
+
+    def _failed(self, item: Delta) -> RequestError:
+        """An output that the engine ended by itself; its own words for that never reach the wire."""
+        why = item.error or "The engine ended this request before it was complete."
+        code = self.client.healthy()
+        return RequestError(why, status=500, code=code if code == "engine_dead" else "internal_error")
+
+    def _info(self) -> EngineInfo:
+        """Raises: RequestError 503 while no request can be served."""
+        code = self.client.healthy()
+        info: EngineInfo | None = self.client.info
+        if code is not None or info is None:
+            raise unavailable(code or "model_loading")
+        return info
+
+    # ------------------------------------------------------------------------------------------------------------ models
+
+    async def models(self, x: Exchange) -> None:
+        info = self._info()
+        await x.respond_json({"object": "list", "data": [_model(name, info) for name in info.served_names]})
+
+    async def model(self, x: Exchange) -> None:
+        info, name = self._info(), str(x.path_params["id"])
+        if name not in info.served_names:
+            raise model_not_found(name, info)
+        await x.respond_json(_model(name, info))
+
+    # ---------------------------------------------------------------------------------------------------------- tokenize
+
+    async def tokenize(self, x: Exchange) -> None:
+        """``prompt`` or ``messages`` to token ids."""
+        f = Fields(await x.json())
+        info = self._info()
+        read_model(f, info)
+        if f.boolean("return_token_strs"):
+            raise f.unsupported("return_token_strs")
+        ids = await self.client.tokenize(_tokenize_request(f))
+        await x.respond_json({"count": len(ids), "max_model_len": info.max_len, "tokens": ids, "token_strs": None})
+
+    async def detokenize(self, x: Exchange) -> None:
+        f = Fields(await x.json())
+        info = self._info()
+        read_model(f, info)
+        f.require("tokens")
+        ids = [token_id(item, f"tokens[{i}]", info.vocab) for i, item in enumerate(f.array("tokens") or [])]
+        await x.respond_json({"prompt": await self.client.detokenize(ids)})
+
+
+def _tokenize_request(f: Fields) -> GenerateRequest:
+    special = f.boolean("add_special_tokens")
+    if f.raw("messages") is None:
+        f.require("prompt")
+        return GenerateRequest(text=f.string("prompt"), add_special_tokens=special is not False)
+    if f.array("tools"):
+        raise f.unsupported("tools")
+    messages = read_messages(f)
+    template = read_template(f, messages)
+    return GenerateRequest(messages=messages, template=template, add_special_tokens=special or False, param="messages")
+
+
+def _model(name: str, info: EngineInfo) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": info.created,
+        "owned_by": "minisgl",
+        "root": info.model,
+        "parent": None,
+        "max_model_len": info.max_len,
+    }

@@ -1,0 +1,286 @@
+"""The request fields that chat completions and completions share.
+
+A field is honoured, or it is refused by name (``unsupported_parameter``), or it asks for nothing that a server without
+accounts could do (``IGNORED``). Null and neutral values are the same as absent.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+from minisgl.api import (
+    EngineInfo,
+    Fields,
+    PluginSettings,
+    RequestError,
+    SamplingParams,
+    as_array,
+    as_integer,
+    as_string,
+)
+
+INT31_MAX = 2**31 - 1
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+SALT_FORBIDDEN = re.compile(r"[\0@/\\]")
+
+# Type-checked, then ignored: bookkeeping of the hosted service, and hints that change no token.
+IGNORED = {
+    "user": str,
+    "safety_identifier": str,
+    "prompt_cache_key": str,
+    "prompt_cache_retention": str,
+    "prompt_cache_options": dict,
+    "metadata": dict,
+    "store": bool,
+    "verbosity": str,
+    "prediction": dict,
+    "service_tier": str,
+    "spaces_between_special_tokens": bool,
+}
+# What other servers constrain the output with; losing one silently would change the answer.
+CONSTRAINTS = (
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "regex",
+    "ebnf",
+    "json_schema",
+    "allowed_token_ids",
+    "bad_words",
+)
+
+
+class OpenAISettings(PluginSettings):
+    max_n: int = Field(128, ge=1, le=128, description="largest n")
+    max_prompts: int = Field(1024, ge=1, description="most prompts in one completions request")
+    max_stop: int = Field(16, ge=1, le=16, description="most stop strings")
+    strict: bool = Field(False, description="refuse unknown fields instead of ignoring them")
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """``max_tokens`` None: not given. ``request_id`` None: the body has none."""
+
+    sampling: SamplingParams
+    max_tokens: int | None
+    n: int
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    priority: int
+    cache_salt: str
+    request_id: str | None
+
+
+def read_common(f: Fields, info: EngineInfo, settings: OpenAISettings, min_max_tokens: int) -> Common:
+    """Raises: RequestError for the first field that is wrong or not supported."""
+    check_ignored(f)
+    n = f.integer("n", 1, settings.max_n) or 1
+    max_tokens = _max_tokens(f, min_max_tokens)
+    stream = f.boolean("stream") or False
+    include_usage, continuous_usage = _stream_options(f, stream)
+    sampling = SamplingParams(
+        temperature=f.number("temperature", 0, 2),
+        top_p=f.number("top_p", 0, 1),
+        top_k=f.integer("top_k", -1, INT31_MAX),
+        min_p=f.number("min_p", 0, 1),
+        seed=f.integer("seed"),
+        stop=_stop(f, settings.max_stop),
+        stop_token_ids=_token_ids(f, "stop_token_ids", info.vocab),
+        ignore_eos=f.boolean("ignore_eos") or False,
+        include_stop_str_in_output=f.boolean("include_stop_str_in_output") or f.boolean("no_stop_trim") or False,
+        skip_special_tokens=f.boolean("skip_special_tokens") is not False,
+    )
+    _refuse_unbuilt(f, info)
+    return Common(
+        sampling=sampling,
+        max_tokens=max_tokens,
+        n=n,
+        stream=stream,
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
+        priority=f.integer("priority") or 0,
+        cache_salt=_cache_salt(f),
+        request_id=_request_id(f),
+    )
+
+
+def check_ignored(f: Fields) -> None:
+    for name, kind in IGNORED.items():
+        if kind is str:
+            f.string(name)
+        elif kind is bool:
+            f.boolean(name)
+        else:
+            f.object(name)
+
+
+def refuse_unknown(f: Fields, strict: bool) -> None:
+    """Unknown fields are ignored, as everywhere, unless the server is strict."""
+    unknown = f.unknown()
+    if strict and unknown:
+        name = f.at(unknown[0])
+        raise RequestError(f"'{name}' is not a field of this route.", code="unknown_parameter", param=name)
+
+
+def read_model(f: Fields, info: EngineInfo) -> str:
+    """The model's name as the client says it, the first served name if it says none."""
+    name = f.string("model")
+    if name is None:
+        return info.served_names[0]
+    if name not in info.served_names:
+        raise model_not_found(name, info)
+    return name
+
+
+def model_not_found(name: str, info: EngineInfo) -> RequestError:
+    served = ", ".join(repr(s) for s in info.served_names[:10])
+    return RequestError(
+        f"The model {name[:100]!r} does not exist; this server has {served}.",
+        status=404,
+        code="model_not_found",
+        param="model",
+    )
+
+
+def token_id(value: Any, path: str, vocab: int) -> int:
+    """A client's token id, inside the vocabulary (fault A11)."""
+    token = as_integer(value, path)
+    if not 0 <= token < vocab:
+        raise RequestError(
+            f"'{path}' = {token} is not a token of this model; ids are 0 to {vocab - 1}.",
+            code="invalid_value",
+            param=path,
+        )
+    return token
+
+
+def _max_tokens(f: Fields, low: int) -> int | None:
+    """``max_completion_tokens`` wins over its deprecated alias."""
+    old = f.integer("max_tokens", low, INT31_MAX)
+    new = f.integer("max_completion_tokens", low, INT31_MAX)
+    return old if new is None else new
+
+
+def _stream_options(f: Fields, stream: bool) -> tuple[bool, bool]:
+    """(include_usage, continuous_usage_stats)"""
+    options = f.object("stream_options")
+    if options is None:
+        return False, False
+    if not stream:
+        raise RequestError("'stream_options' needs 'stream': true.", code="invalid_value", param="stream_options")
+    options.boolean("include_obfuscation")  # padding against traffic analysis: a hint
+    continuous = options.boolean("continuous_usage_stats") or False
+    return options.boolean("include_usage") or False, continuous
+
+
+def _stop(f: Fields, most: int) -> tuple[str, ...]:
+    value = f.raw("stop")
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (_stop_string(value, "stop"),)
+    items = as_array(value, "stop", max_len=most)
+    return tuple(_stop_string(item, f"stop[{i}]") for i, item in enumerate(items))
+
+
+def _stop_string(value: Any, path: str) -> str:
+    if not as_string(value, path):
+        raise RequestError(f"'{path}' is empty; a stop string has characters.", code="invalid_value", param=path)
+    return str(value)
+
+
+def _token_ids(f: Fields, name: str, vocab: int) -> tuple[int, ...]:
+    items = f.array(name, max_len=128) or []
+    return tuple(token_id(item, f"{name}[{i}]", vocab) for i, item in enumerate(items))
+
+
+def _cache_salt(f: Fields) -> str:
+    salt = f.string("cache_salt", 1, 128)
+    if salt is not None and SALT_FORBIDDEN.search(salt):
+        raise RequestError(
+            "'cache_salt' may not contain NUL, '@', '/' or '\\'.", code="invalid_value", param="cache_salt"
+        )
+    return salt or ""
+
+
+def _request_id(f: Fields) -> str | None:
+    for name in ("request_id", "rid"):
+        value = f.string(name)
+        if value is not None:
+            if not REQUEST_ID.fullmatch(value):
+                raise RequestError(
+                    f"'{name}' must be 1 to 128 of the characters A-Z a-z 0-9 . _ : -",
+                    code="invalid_value",
+                    param=name,
+                )
+            return value
+    return None
+
+
+def _refuse_unbuilt(f: Fields, info: EngineInfo) -> None:
+    """Check fields that this version does not have, and refuse all but their neutral values."""
+    for name in ("presence_penalty", "frequency_penalty"):
+        if f.number(name, -2, 2):
+            raise f.unsupported(name)
+    penalty = f.number("repetition_penalty")
+    if penalty is not None and penalty <= 0:
+        raise RequestError(
+            f"'repetition_penalty' must be above 0; it is {penalty:g}.",
+            code="decimal_below_min_value",
+            param="repetition_penalty",
+        )
+    if penalty not in (None, 1.0):
+        raise f.unsupported("repetition_penalty")
+    if f.integer("min_tokens", 0, INT31_MAX):
+        raise f.unsupported("min_tokens")
+    if _logit_bias(f, info.vocab):
+        raise f.unsupported("logit_bias")
+    if f.integer("prompt_logprobs", 0, 20) is not None:
+        raise f.unsupported("prompt_logprobs")
+    if f.integer("truncate_prompt_tokens", -1) is not None:
+        raise f.unsupported("truncate_prompt_tokens")
+    for name in ("return_token_ids", "return_tokens_as_token_ids", "use_beam_search"):
+        if f.boolean(name):
+            raise f.unsupported(name)
+    f.refuse("length_penalty", 1, 1.0, False)
+    for name in CONSTRAINTS:
+        f.refuse(name)
+    _response_format(f)
+
+
+def _logit_bias(f: Fields, vocab: int) -> bool:
+    """Whether there is any bias; its ids and values are checked (fault A11)."""
+    bias = f.object("logit_bias")
+    if bias is None:
+        return False
+    for key in bias.body:
+        if not re.fullmatch(r"[0-9]{1,10}", key) or int(key) >= vocab:
+            raise RequestError(
+                f"'logit_bias' has the key {key[:40]!r}; keys are token ids, 0 to {vocab - 1}.",
+                code="invalid_value",
+                param="logit_bias",
+            )
+        bias.number(key, -100, 100)
+    return bool(bias.body)
+
+
+def _response_format(f: Fields) -> None:
+    form = f.object("response_format")
+    if form is None:
+        return
+    kind = as_string(form.require("type"), "response_format.type")
+    if kind in ("json_object", "json_schema", "structural_tag"):
+        raise f.unsupported("response_format", f"of type '{kind}' is not supported by this server; only 'text' is")
+    if kind != "text":
+        raise RequestError(
+            "'response_format.type' must be 'text', 'json_object' or 'json_schema'.",
+            code="invalid_value",
+            param="response_format.type",
+        )

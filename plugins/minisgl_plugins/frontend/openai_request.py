@@ -1,0 +1,212 @@
+"""Bodies of /v1/chat/completions and /v1/completions to what the engine client takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from minisgl.api import EngineInfo, Fields, GenerateRequest, RequestError, as_array, as_string, invalid_type, one_of
+from minisgl_plugins.frontend.openai_fields import (
+    Common,
+    OpenAISettings,
+    read_common,
+    read_model,
+    refuse_unknown,
+    token_id,
+)
+from minisgl_plugins.frontend.openai_messages import read_messages
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+TEMPLATE_RESERVED = ("messages", "tools", "tokenize", "add_generation_prompt", "continue_final_message", "conversation")
+DEFAULT_MAX_TOKENS = 16  # of completions, by the OpenAI API
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP request. ``prompts``: one GenerateRequest for each prompt; choice j of prompt i has the index
+    ``i * n + j``. ``echo``: what goes before the text of each prompt's choices: a text, True for the prompt itself when it
+    came as token ids, None for nothing. ``no_output``: only the echo is wanted."""
+
+    chat: bool
+    model: str
+    prompts: tuple[GenerateRequest, ...]
+    common: Common
+    echo: tuple[str | None, ...]
+    echo_ids: bool = False
+    no_output: bool = False
+
+    @property
+    def n(self) -> int:
+        return self.common.n
+
+
+def read_chat(body: dict[str, Any], info: EngineInfo, settings: OpenAISettings) -> Call:
+    """Raises: RequestError."""
+    f = Fields(body)
+    model = read_model(f, info)
+    messages = read_messages(f)
+    common = read_common(f, info, settings, min_max_tokens=1)
+    _chat_logprobs(f)
+    _tools(f)
+    template = read_template(f, messages)
+    echo = _chat_echo(f, messages, bool(template["continue_final_message"]))
+    add_special = f.boolean("add_special_tokens") or False
+    _refuse_chat(f)
+    refuse_unknown(f, settings.strict)
+    request = GenerateRequest(
+        messages=messages,
+        sampling=replace(common.sampling, max_tokens=common.max_tokens),
+        n=common.n,
+        template=template,
+        add_special_tokens=add_special,
+        priority=common.priority,
+        cache_salt=common.cache_salt,
+        param="messages",
+    )
+    return Call(True, model, (request,), common, (echo,))
+
+
+def read_completion(body: dict[str, Any], info: EngineInfo, settings: OpenAISettings) -> Call:
+    """Raises: RequestError."""
+    f = Fields(body)
+    model = read_model(f, info)
+    prompts = read_prompts(f, info.vocab, settings.max_prompts)
+    echo = f.boolean("echo") or False
+    common = read_common(f, info, settings, min_max_tokens=0 if echo else 1)
+    add_special = f.boolean("add_special_tokens") is not False
+    _refuse_completion(f, common.n)
+    refuse_unknown(f, settings.strict)
+    given = common.max_tokens is not None
+    sampling = replace(common.sampling, max_tokens=common.max_tokens if given else DEFAULT_MAX_TOKENS)
+    requests = tuple(
+        GenerateRequest(
+            text=p if isinstance(p, str) else None,
+            ids=None if isinstance(p, str) else p,
+            sampling=sampling,
+            n=common.n,
+            add_special_tokens=add_special if isinstance(p, str) else None,
+            clamp_max_tokens=not given,
+            priority=common.priority,
+            cache_salt=common.cache_salt,
+            param="prompt",
+        )
+        for p in prompts
+    )
+    texts = tuple(p if echo and isinstance(p, str) else None for p in prompts)
+    return Call(False, model, requests, common, texts, echo_ids=echo, no_output=common.max_tokens == 0)
+
+
+def read_prompts(f: Fields, vocab: int, most: int) -> list[str | tuple[int, ...]]:
+    """A string, strings, token ids, or arrays of token ids; told apart by the first item."""
+    value = f.require("prompt")
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise invalid_type("prompt", value, "a string, an array of strings, or an array of token ids")
+    items = as_array(value, "prompt", min_len=1)
+    if not isinstance(items[0], (str, list)):
+        return [_ids(items, "prompt", vocab)]
+    as_array(items, "prompt", max_len=most)
+    if isinstance(items[0], str):
+        return [as_string(item, f"prompt[{i}]") for i, item in enumerate(items)]
+    return [_ids(as_array(item, f"prompt[{i}]", min_len=1), f"prompt[{i}]", vocab) for i, item in enumerate(items)]
+
+
+def _ids(items: list[Any], path: str, vocab: int) -> tuple[int, ...]:
+    if all(type(item) is int and 0 <= item < vocab for item in items):
+        return tuple(items)
+    return tuple(token_id(item, f"{path}[{j}]", vocab) for j, item in enumerate(items))
+
+
+def read_template(f: Fields, messages: tuple[dict[str, Any], ...]) -> dict[str, Any]:
+    """Variables of the chat template; always with add_generation_prompt and continue_final_message."""
+    extra = f.object("chat_template_kwargs")
+    template = {} if extra is None else dict(extra.body)
+    for name in TEMPLATE_RESERVED:
+        if name in template:
+            path = f"chat_template_kwargs.{name}"
+            raise RequestError(f"'{path}' is reserved for the server.", code="invalid_value", param=path)
+    final = f.boolean("continue_final_message") or False
+    prompt = f.boolean("add_generation_prompt")
+    if final and prompt:
+        raise RequestError(
+            "'continue_final_message' and 'add_generation_prompt' exclude one another.",
+            code="invalid_value",
+            param="continue_final_message",
+        )
+    if final and messages[-1]["role"] not in ("assistant", "user"):
+        raise RequestError(
+            "'continue_final_message' needs a last message of role 'assistant' or 'user'.",
+            code="invalid_value",
+            param="continue_final_message",
+        )
+    template["add_generation_prompt"] = not final if prompt is None else prompt
+    template["continue_final_message"] = final
+    _effort(f, template)
+    documents = f.array("documents")
+    if documents is not None:
+        template["documents"] = documents
+    return template
+
+
+def _effort(f: Fields, template: dict[str, Any]) -> None:
+    effort = f.string("reasoning_effort")
+    if effort is not None:
+        template.setdefault("reasoning_effort", one_of(effort, "reasoning_effort", EFFORTS))
+        template.setdefault("enable_thinking", effort != "none")
+
+
+def _chat_echo(f: Fields, messages: tuple[dict[str, Any], ...], final: bool) -> str | None:
+    if not f.boolean("echo"):
+        return None
+    if not final:
+        raise RequestError("'echo' needs 'continue_final_message': true.", code="invalid_value", param="echo")
+    return str(messages[-1]["content"])
+
+
+def _chat_logprobs(f: Fields) -> None:
+    wanted = f.boolean("logprobs") or False
+    top = f.integer("top_logprobs", 0, 20)
+    if top and not wanted:
+        raise RequestError("'top_logprobs' needs 'logprobs': true.", code="invalid_value", param="top_logprobs")
+    if wanted:
+        raise f.unsupported("logprobs")
+
+
+def _tools(f: Fields) -> None:
+    if f.array("tools", min_len=1) is not None:
+        raise f.unsupported("tools")
+    f.refuse("functions", [])
+    f.refuse("function_call", "none", "auto")
+    f.boolean("parallel_tool_calls")  # without tools there is nothing to run in parallel
+    choice = f.raw("tool_choice")
+    if choice in (None, "none", "auto"):
+        return
+    if not isinstance(choice, (str, dict)):
+        raise invalid_type("tool_choice", choice, "a string or an object")
+    raise RequestError(
+        "'tool_choice' must be 'none' or 'auto' when there are no 'tools'.", code="invalid_value", param="tool_choice"
+    )
+
+
+def _refuse_chat(f: Fields) -> None:
+    modalities = f.array("modalities")
+    if modalities is not None and modalities != ["text"]:
+        raise RequestError(
+            "'modalities' must be ['text']; this server makes text only.", code="unsupported_value", param="modalities"
+        )
+    for name in ("audio", "web_search_options", "moderation", "chat_template"):
+        f.refuse(name)
+    f.refuse("include_reasoning", True)
+    f.boolean("separate_reasoning")  # reasoning stays in the content: nothing separates it in this version
+    if f.integer("thinking_token_budget", -1) not in (None, -1):
+        raise f.unsupported("thinking_token_budget")
+
+
+def _refuse_completion(f: Fields, n: int) -> None:
+    if f.integer("logprobs", 0, 20) is not None:
+        raise f.unsupported("logprobs")
+    if f.integer("best_of", 1) not in (None, 1, n):
+        raise f.unsupported("best_of", "must be 1 or equal to 'n'; choosing the best of more is not supported")
+    if f.string("suffix"):
+        raise f.unsupported("suffix")
