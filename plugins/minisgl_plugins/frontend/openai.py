@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -22,16 +22,18 @@ from minisgl.api import (
     route,
     unavailable,
 )
-from minisgl_plugins.frontend.openai_chunks import FINISH_REASONS, Answer, Chunks, Tally
-from minisgl_plugins.frontend.openai_fields import OpenAISettings, model_not_found, read_model, token_id
-from minisgl_plugins.frontend.openai_merge import merged
-from minisgl_plugins.frontend.openai_messages import read_messages
-from minisgl_plugins.frontend.openai_request import Call, read_chat, read_completion, read_template
+
+from .openai_chunks import FINISH_REASONS, Answer, Chunks, Tally
+from .openai_fields import OpenAISettings, model_not_found, read_model, token_id
+from .openai_merge import merged
+from .openai_messages import read_messages
+from .openai_request import Call, read_chat, read_completion, read_template
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
 Read = Callable[[dict[str, Any], EngineInfo, OpenAISettings], Call]
+Generate = Callable[[GenerateRequest], AsyncIterator[Accepted | Delta]]
 Outputs = AsyncGenerator[tuple[int, Delta], None]
 
 
@@ -117,7 +119,7 @@ class OpenAIFrontend(HttpFrontend):
 
     async def _outputs(self, call: Call, info: EngineInfo, tally: Tally) -> Outputs:
         """(choice index, delta) of all prompts as they come; counts them. Raises: RequestError, also in the middle."""
-        generate = self._echo_only if call.no_output else self.client.generate
+        generate: Generate = self._echo_only if call.no_output else self.client.generate
         async with aclosing(merged([generate(r) for r in call.prompts])) as items:
             async for prompt, item in items:
                 if isinstance(item, Accepted):

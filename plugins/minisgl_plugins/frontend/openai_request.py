@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from minisgl.api import EngineInfo, Fields, GenerateRequest, RequestError, as_array, as_string, invalid_type, one_of
-from minisgl_plugins.frontend.openai_fields import (
+
+from .openai_fields import (
     Common,
     OpenAISettings,
     read_common,
@@ -14,7 +15,7 @@ from minisgl_plugins.frontend.openai_fields import (
     refuse_unknown,
     token_id,
 )
-from minisgl_plugins.frontend.openai_messages import read_messages
+from .openai_messages import read_messages
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 TEMPLATE_RESERVED = ("messages", "tools", "tokenize", "add_generation_prompt", "continue_final_message", "conversation")
