@@ -15,10 +15,13 @@ from minisgl.base.types import I32, SamplingSpec
 
 @dataclass(frozen=True, slots=True)
 class SamplerContext:
+    """``vocab``: tokens that may be sampled; logits may be wider (W4). ``seed``: of requests that bring none."""
+
     settings: Any
     device: torch.device
     max_slots: int
     vocab: int
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,167 @@
+"""From settings and a local model to a worker: picks the device, the dtype and the kernels, loads, and allocates."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from minisgl.base.errors import ConfigError, PluginError
+from minisgl.base.facts import ModelFacts
+from minisgl.base.types import LocalModel
+from minisgl.config.schema import Settings
+from minisgl.nn.builder import Builder
+from minisgl.nn.loader import load_weights
+from minisgl.plugin.registry import Registry
+from minisgl.runtime.attention import AttentionBackend, AttnContext, AttnFacts, KVSpec
+from minisgl.runtime.kernels import OpsContext, op_table
+from minisgl.runtime.kv import KVRoom, allocate, plan_room
+from minisgl.runtime.model import Model, ModelContext, TpInfo
+from minisgl.runtime.rows import Rows
+from minisgl.runtime.sampling import Sampler, SamplerContext
+from minisgl.runtime.worker import Worker, WorkerInfo
+
+ATTENTION_ORDER = ("torch",)  # what "auto" tries, in order
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Shows nothing."""
+
+
+def build_worker(
+    config: Settings,
+    registry: Registry,
+    local: LocalModel,
+    facts: ModelFacts,
+    progress: Callable[[str, int, int], None] = no_progress,
+) -> Worker:
+    """Build the worker of one device. Sets the number of CPU threads of the calling thread, which then must run it.
+
+    Everything selected is imported and checked before weights are read.
+    Raises: ConfigError, PluginError, ModelError, CapacityError.
+    """
+    device = resolve_device(config.model.device)
+    dtype = resolve_dtype(config.model.dtype, facts.dtype, device)
+    torch.set_num_threads(config.engine.threads or len(os.sched_getaffinity(0)))
+    max_slots = config.limits.max_running or (32 if device.type == "cpu" else 256)
+    batch_tokens = config.limits.batch_tokens or (256 if device.type == "cpu" else 8192)
+    attn_facts = _attention_facts(facts, dtype, config.kv.page_size, device)
+    attn_name, attn = pick_attention(config, registry, attn_facts)
+    create = partial(_create, config, registry)
+    ops_names = config.use("ops")
+    ops = op_table([create("ops", name, lambda s: OpsContext(s, device, dtype)) for name in ops_names])
+    (sampler_name,) = config.use("sampler")
+    cls: type[Model] = registry.load("model", facts.arch)
+
+    spec = KVSpec(facts.kv_heads, facts.head_dim, dtype, config.kv.page_size)
+    model_len = min(facts.max_len, config.limits.max_len or facts.max_len)
+    builder = Builder(facts, TpInfo(), dtype, device, model_len)
+    model = cls(ModelContext(facts, TpInfo(), dtype, device, builder))
+    load_weights(model, local.weights, device, progress=progress)
+    model.eval()
+    room = plan_room(config.kv, spec, facts.layers, device, max_slots, model_len)
+    kv = allocate(attn, spec, facts.layers, room.num_pages, device)
+    rows = Rows(max_slots, room.max_len, room.num_pages, config.kv.page_size, device)
+    backend: AttentionBackend = create(
+        "attention",
+        attn_name,
+        lambda s: AttnContext(attn_facts, spec, device, max_slots, room.max_len, batch_tokens, rows.table, s),
+    )
+    sampler: Sampler = create(
+        "sampler", sampler_name, lambda s: SamplerContext(s, device, max_slots, facts.vocab, config.engine.seed)
+    )
+    picks = {"attention": attn_name, "ops": ",".join(ops_names), "sampler": sampler_name, "model": facts.arch}
+    info = _info(config, facts, room, max_slots, batch_tokens, device, dtype, picks)
+    return Worker(info, model, backend, ops, sampler, rows, kv, device, dtype)
+
+
+def resolve_device(name: str) -> torch.device:
+    """``auto``: cuda if there is one, else cpu. Raises: ConfigError."""
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as exc:
+        reason = str(exc).splitlines()[0]
+        raise ConfigError(
+            f"model.device={name!r} cannot be used here ({reason}); use auto, cpu, or cuda on a GPU machine"
+        ) from exc
+    return device
+
+
+def resolve_dtype(setting: str, checkpoint: str, device: torch.device) -> torch.dtype:
+    """``auto``: float32 on a CPU, else the checkpoint's, of which float32 becomes bfloat16."""
+    if setting == "auto":
+        setting = "float32" if device.type == "cpu" else "bfloat16" if checkpoint == "float32" else checkpoint
+    dtype: torch.dtype = getattr(torch, setting)
+    return dtype
+
+
+def pick_attention(config: Settings, registry: Registry, facts: AttnFacts) -> tuple[str, type[AttentionBackend]]:
+    """The configured backend, or with ``auto`` the first of the preferred ones that supports ``facts``.
+
+    Raises: ConfigError with each backend's reason; PluginError if a named one is unknown or broken.
+    """
+    names = config.use("attention")
+    if len(names) != 1:
+        raise ConfigError(f"attention.use={names!r} is not supported in this version; name one backend or auto")
+    auto = names[0] == "auto"
+    reasons = []
+    for name in ATTENTION_ORDER if auto else names:
+        try:
+            cls: type[AttentionBackend] = registry.load("attention", name)
+        except PluginError as exc:
+            if not auto:
+                raise
+            reasons.append(f"{name}: {exc}")
+            continue
+        reason = cls.supports(facts)
+        if reason is None:
+            return name, cls
+        reasons.append(f"{name}: {reason}")
+    raise ConfigError(
+        f"attention={names[0]!r} cannot serve this model: {'; '.join(reasons)}; "
+        f"registered: {', '.join(map(repr, registry.names('attention')))}"
+    )
+
+
+def _attention_facts(facts: ModelFacts, dtype: torch.dtype, page_size: int, device: torch.device) -> AttnFacts:
+    sm = 0
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        sm = major * 10 + minor
+    name = str(dtype).removeprefix("torch.")
+    return AttnFacts(facts.heads, facts.kv_heads, facts.head_dim, name, page_size, device.type, sm)
+
+
+def _create(config: Settings, registry: Registry, kind: str, name: str, make_ctx: Callable[[Any], Any]) -> Any:
+    """The component ``name``, with the options configured for it."""
+    return registry.create(kind, name, config.options(kind, name), make_ctx)
+
+
+def _info(
+    config: Settings,
+    facts: ModelFacts,
+    room: KVRoom,
+    max_slots: int,
+    batch_tokens: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    picks: Mapping[str, str],
+) -> WorkerInfo:
+    return WorkerInfo(
+        num_pages=room.num_pages,
+        page_size=config.kv.page_size,
+        max_slots=max_slots,
+        max_len=room.max_len,
+        batch_tokens=batch_tokens,
+        vocab=facts.vocab,
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        kv_bytes=room.kv_bytes,
+        picks=picks,
+    )

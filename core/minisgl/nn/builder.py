@@ -1,0 +1,66 @@
+"""The builder: makes a model's layers for its facts, dtype and device, so that models name no kernel and no rank."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from minisgl.base.errors import ConfigError
+from minisgl.base.facts import ModelFacts
+from minisgl.nn.layers import Attention, Embedding, Head, Linear, Norm, QKVLinear, SiluMul
+from minisgl.nn.rope import cos_sin_table
+from minisgl.runtime.model import TpInfo
+
+
+class Builder:
+    """``max_len``: positions the engine serves, for the rotary table."""
+
+    def __init__(self, facts: ModelFacts, tp: TpInfo, dtype: torch.dtype, device: torch.device, max_len: int) -> None:
+        if tp.size != 1:
+            raise ConfigError(f"parallel.tp={tp.size} is not supported in this version; only 1 is")
+        self.facts, self.dtype, self.device, self.max_len = facts, dtype, device, max_len
+
+    @cached_property
+    def cos_sin(self) -> Tensor:
+        """The rotary table, one for all layers."""
+        return cos_sin_table(self.facts.rope, self.facts.head_dim, self.max_len, self.device)
+
+    def embed(self) -> Embedding:
+        return Embedding(self.facts.vocab, self.facts.hidden, self.dtype)
+
+    def head(self, embed: Embedding) -> Head:
+        """The language model head; shares the weight of ``embed`` if the model is tied."""
+        return Head(self.facts.hidden, self.facts.vocab, self.dtype, embed if self.facts.tied else None)
+
+    def norm(self, size: int | None = None) -> Norm:
+        return Norm(size or self.facts.hidden, self.facts.norm_eps, self.dtype)
+
+    def qkv(self, bias: bool = False) -> QKVLinear:
+        """q_proj, k_proj and v_proj."""
+        f = self.facts
+        return QKVLinear(f.hidden, f.heads, f.kv_heads, f.head_dim, self.dtype, bias=bias)
+
+    def attention(self, layer: int) -> Attention:
+        return Attention(layer, self.cos_sin)
+
+    def gate_up(self, bias: bool = False) -> Linear:
+        """gate_proj and up_proj."""
+        f = self.facts
+        parts = (("gate_proj", f.intermediate), ("up_proj", f.intermediate))
+        return Linear(f.hidden, 2 * f.intermediate, self.dtype, bias=bias, shard=0, parts=parts)
+
+    def activation(self) -> SiluMul:
+        """``act(gate) * up`` on the product of ``gate_up``."""
+        if self.facts.act not in ("silu", "swish"):
+            raise ConfigError(f"config: hidden_act={self.facts.act!r} is not supported; supported: 'silu'")
+        return SiluMul()
+
+    def col(self, inputs: int, outputs: int, bias: bool = False) -> Linear:
+        """A linear layer whose outputs are split over ranks."""
+        return Linear(inputs, outputs, self.dtype, bias=bias, shard=0)
+
+    def row(self, inputs: int, outputs: int, bias: bool = False) -> Linear:
+        """A linear layer whose inputs are split over ranks."""
+        return Linear(inputs, outputs, self.dtype, bias=bias, shard=1)

@@ -1,0 +1,183 @@
+"""The layers that the builder makes. Each says which checkpoint tensors fill its parameters (``ParamSpec``).
+
+A layer's tensors are named after its place in the model tree, so a tree that mirrors the checkpoint needs no name map. A
+merged layer stands for several checkpoint layers of one parent: ``self_attn.qkv_proj`` is filled from ``self_attn.q_proj``,
+``self_attn.k_proj`` and ``self_attn.v_proj``, and costs one matrix product instead of three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minisgl.runtime.batch import ForwardBatch
+
+
+@dataclass(frozen=True, slots=True)
+class ParamSpec:
+    """How one parameter is filled.
+
+    ``name``: of the parameter in the model tree. ``parts``: (checkpoint tensor, its whole shape), laid one after the other
+    along dimension 0. ``shard``: the dimension that tensor parallelism splits; None: every rank holds all of it.
+    """
+
+    name: str
+    parts: tuple[tuple[str, tuple[int, ...]], ...]
+    shard: int | None = None
+
+
+class Layer(nn.Module):
+    """A leaf of the model tree that owns parameters. They are made without memory; the loader puts the tensors in."""
+
+    def _parameter(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> None:
+        empty = torch.empty(tuple(shape), dtype=dtype, device="meta")
+        self.register_parameter(name, nn.Parameter(empty, requires_grad=False))
+
+    def specs(self, path: str) -> list[ParamSpec]:
+        """What fills this layer's parameters, for a layer at ``path`` in the tree."""
+        return [
+            ParamSpec(f"{path}.{n}", ((f"{path}.{n}", tuple(p.shape)),))
+            for n, p in self.named_parameters(recurse=False)
+        ]
+
+    def unused(self, path: str) -> list[str]:
+        """Checkpoint tensors that this layer knows and does not need."""
+        return []
+
+    def finish(self) -> None:
+        """Called once when the parameters are loaded."""
+
+
+class Linear(Layer):
+    """``x @ weight.T + bias``. ``parts``: (name, output features) of the checkpoint layers merged in it; () for a layer
+    that is one in the checkpoint too. ``shard``: 0 splits the outputs over ranks, 1 the inputs."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        dtype: torch.dtype,
+        *,
+        bias: bool,
+        shard: int,
+        parts: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        super().__init__()
+        self.parts, self.shard = tuple(parts), shard
+        self.weight: Tensor
+        self.bias: Tensor | None
+        self._parameter("weight", (outputs, inputs), dtype)
+        if bias:
+            self._parameter("bias", (outputs,), dtype)
+        else:
+            self.register_parameter("bias", None)
+
+    def specs(self, path: str) -> list[ParamSpec]:
+        parent = path.rpartition(".")[0]
+        parts = [(f"{parent}.{name}" if parent else name, rows) for name, rows in self.parts]
+        parts = parts or [(path, self.weight.shape[0])]
+        inputs = self.weight.shape[1]
+        found = [ParamSpec(f"{path}.weight", tuple((f"{p}.weight", (n, inputs)) for p, n in parts), self.shard)]
+        if self.bias is not None:  # the bias of a layer split by inputs is whole on every rank, and added once (N7)
+            shard = 0 if self.shard == 0 else None
+            found.append(ParamSpec(f"{path}.bias", tuple((f"{p}.bias", (n,)) for p, n in parts), shard))
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:  # [n, inputs] -> [n, outputs]
+        return F.linear(x, self.weight, self.bias)
+
+
+class QKVLinear(Linear):
+    """The three projections of attention in one product."""
+
+    def __init__(
+        self, hidden: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *, bias: bool
+    ) -> None:
+        split = (heads, kv_heads, kv_heads)
+        sizes = [n * head_dim for n in split]
+        parts = list(zip(("q_proj", "k_proj", "v_proj"), sizes))
+        super().__init__(hidden, sum(sizes), dtype, bias=bias, shard=0, parts=parts)
+        self.split, self.head_dim = split, head_dim
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        """Returns: q [n, heads, head_dim], k and v [n, kv_heads, head_dim]; views of one tensor."""
+        heads = F.linear(x, self.weight, self.bias).view(x.shape[0], -1, self.head_dim)
+        q, k, v = torch.split(heads, self.split, dim=1)
+        return q, k, v
+
+
+class Embedding(Layer):
+    def __init__(self, vocab: int, hidden: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight: Tensor
+        self._parameter("weight", (vocab, hidden), dtype)
+
+    def forward(self, tokens: Tensor) -> Tensor:  # [n] int64 -> [n, hidden]
+        return F.embedding(tokens, self.weight)
+
+
+class Head(Layer):
+    """Hidden states to logits. With ``embed`` it shares the embedding's weight and has none of its own; a copy of it in
+    the checkpoint is skipped (W1)."""
+
+    def __init__(self, hidden: int, vocab: int, dtype: torch.dtype, embed: Embedding | None) -> None:
+        super().__init__()
+        self._embed = (embed,)  # in a tuple: the module tree must not have the embedding twice
+        self.weight: Tensor
+        if embed is None:
+            self._parameter("weight", (vocab, hidden), dtype)
+
+    def unused(self, path: str) -> list[str]:
+        return [f"{path}.weight"] if self._embed[0] is not None else []
+
+    def forward(self, h: Tensor) -> Tensor:  # [n, hidden] -> [n, vocab] float32
+        embed = self._embed[0]
+        return F.linear(h, self.weight if embed is None else embed.weight).float()
+
+
+class Norm(Layer):
+    """RMS norm. With a residual: first adds ``x`` to it, then norms the sum."""
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight: Tensor
+        self._parameter("weight", (size,), dtype)
+
+    def forward(self, x: Tensor, residual: Tensor | None, b: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """Returns: (normed, residual), both [n, size]; may overwrite its arguments."""
+        if residual is None:
+            return b.ops["rms_norm"](x, self.weight, self.eps), x
+        normed, residual = b.ops["add_rms_norm"](x, residual, self.weight, self.eps)
+        return normed, residual
+
+
+class Attention(nn.Module):
+    """Rotary embedding, then attention over the paged KV cache of one layer. ``cos_sin``: see ``nn.rope``."""
+
+    def __init__(self, layer: int, cos_sin: Tensor) -> None:
+        super().__init__()
+        self.layer, self.cos_sin = layer, cos_sin
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, b: ForwardBatch) -> Tensor:
+        """Args: as ``QKVLinear`` gives them. Returns: [n, heads * head_dim]."""
+        q, k = b.ops["rope"](q, k, b.view.pos, self.cos_sin)
+        out: Tensor = b.attention.forward(q, k, v, b.kv[self.layer], self.layer, b.meta, b.view)
+        return out.reshape(out.shape[0], -1)
+
+
+class SiluMul(nn.Module):
+    """``silu(gate) * up`` of a merged gate_up product."""
+
+    def forward(self, x: Tensor, b: ForwardBatch) -> Tensor:  # [n, 2 * m] -> [n, m]
+        out: Tensor = b.ops["silu_mul"](x)
+        return out
+
+
+def layers(model: nn.Module) -> Iterator[tuple[str, Layer]]:
+    """All layers with their paths in the tree."""
+    return ((path, m) for path, m in model.named_modules() if isinstance(m, Layer))

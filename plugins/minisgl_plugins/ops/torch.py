@@ -1,0 +1,56 @@
+"""The ops in plain torch: right on every device, and tuned for few small calls on a CPU."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minisgl.api.device import Ops, OpsContext, OpTable
+
+
+class TorchOps(Ops):
+    def __init__(self, ctx: OpsContext) -> None:
+        super().__init__(ctx)
+        self._pos: Tensor | None = None
+        self._turn: tuple[Tensor, Tensor]  # cosines and signed sines at self._pos
+
+    def table(self) -> OpTable:
+        return {
+            "rms_norm": rms_norm,
+            "add_rms_norm": add_rms_norm,
+            "rope": self.rope,
+            "silu_mul": silu_mul,
+        }
+
+    def rope(self, q: Tensor, k: Tensor, pos: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines are looked up once per step: every layer passes the same ``pos``."""
+        if pos is not self._pos:
+            cos, sin = cos_sin.index_select(0, pos).to(q.dtype).chunk(2, dim=1)  # [n, head_dim / 2]
+            self._turn = (torch.cat((cos, cos), 1).unsqueeze(1), torch.cat((-sin, sin), 1).unsqueeze(1))
+            self._pos = pos
+        cos, sin = self._turn
+        return _turn(q, cos, sin), _turn(k, cos, sin)
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Each pair (x[i], x[i + head_dim / 2]) turned by its angle. x: [n, heads, head_dim]; cos, sin: [n, 1, head_dim]."""
+    swapped = x.roll(x.shape[-1] // 2, -1)
+    return torch.addcmul(x * cos, swapped, sin)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """In float32 inside, as transformers does it."""
+    h = x.float()
+    scale = torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
+    return weight * (h * scale).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    residual = x.add_(residual)
+    return rms_norm(residual, weight, eps), residual
+
+
+def silu_mul(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
