@@ -1,0 +1,55 @@
+"""Conversions that need much memory or transformers: ``python -m minisgl_plugins.source.convert KIND SOURCE TARGET``.
+
+Prints ``[done, total]`` lines in bytes, and ``{"error": reason}`` with exit code 78 when the source cannot be used.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from minisgl.api import ModelError
+
+Report = Callable[[int, int], None]
+
+
+def convert_tokenizer(source: Path, target: Path, report: Report) -> None:
+    """Any tokenizer that transformers knows to a folder with tokenizer.json and tokenizer_config.json."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+    except Exception as e:
+        raise ModelError(f"transformers does not read its tokenizer: {type(e).__name__}: {e}") from e
+    if not tokenizer.is_fast:
+        raise ModelError(f"its tokenizer ({type(tokenizer).__name__}) has no form as a tokenizer.json")
+    tokenizer.save_pretrained(target)
+
+
+def convert_gguf(source: Path, target: Path, report: Report) -> None:
+    from minisgl_plugins.source.gguf_checkpoint import write_checkpoint
+
+    write_checkpoint(source, target, report)
+
+
+CONVERTERS: dict[str, Callable[[Path, Path, Report], None]] = {"gguf": convert_gguf, "tokenizer": convert_tokenizer}
+
+
+def report(done: int, total: int) -> None:
+    print(json.dumps([done, total]), flush=True)
+
+
+def main(argv: list[str]) -> int:
+    kind, source, target = argv
+    try:
+        CONVERTERS[kind](Path(source), Path(target), report)
+    except ModelError as e:
+        print(json.dumps({"error": str(e)}), flush=True)
+        return e.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,56 @@
+"""Models in one GGUF file: ``gguf:FILE``, or the path of a ``*.gguf`` file. Converted once into the cache."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+from minisgl.api import LocalModel, ModelError, ModelSource, SourceContext
+
+from .artifacts import Progress, build_once, convert
+from .checkpoint import read_checkpoint
+
+VERSION = 1  # of the conversion: a change of what it writes makes new folders
+EDGE = 1 << 20
+
+
+class GGUFSource(ModelSource):
+    def __init__(self, ctx: SourceContext) -> None:
+        self._ctx = ctx
+
+    @classmethod
+    def claims(cls, ref: str) -> bool:
+        return ref.endswith(".gguf") and not ref.startswith(("http://", "https://"))
+
+    def resolve(self, ref: str, revision: str | None, weights: bool) -> LocalModel:
+        if revision is not None:
+            raise ModelError(f"model.revision = {revision!r} means nothing for the file {ref}; it is for hub models")
+        path = Path(ref).expanduser()
+        if not path.is_file():
+            raise ModelError(f"GGUF file {ref!r} {'is a folder' if path.exists() else 'does not exist'}")
+        folder = converted(path.resolve(), file_key(path), self._ctx.cache_dir, self._ctx.progress)
+        return read_checkpoint(folder, ref, path.stem, weights)
+
+
+def file_key(path: Path) -> str:
+    """What a file is known by without reading gigabytes at each start: its size, its time of change, and a hash of its first
+    and last MiB (the first has the metadata and the tokenizer)."""
+    stat = path.stat()
+    digest = sha256(f"{stat.st_size} {stat.st_mtime_ns} ".encode())
+    with open(path, "rb") as file:
+        digest.update(file.read(EDGE))
+        file.seek(max(0, stat.st_size - EDGE))
+        digest.update(file.read(EDGE))
+    return digest.hexdigest()
+
+
+def folder_of(key: str, cache: Path) -> Path:
+    """Where the conversion of the file with this key is, or will be."""
+    return cache / "gguf" / f"{key[:32]}-v{VERSION}"
+
+
+def converted(path: Path, key: str, cache: Path, progress: Progress) -> Path:
+    """The checkpoint folder of a GGUF file, made on first use. Raises: ModelError."""
+    return build_once(
+        folder_of(key, cache), lambda new: convert("gguf", path, new, f"converting {path.name}", progress)
+    )
