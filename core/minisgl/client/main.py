@@ -1,0 +1,132 @@
+"""The api process: an EngineClient, the HTTP host and the configured frontends in one event loop.
+
+The port opens at once; until the engine is ready requests are answered 503 ``model_loading``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+
+from minisgl.base.errors import Fault
+from minisgl.client.client import EngineClient
+from minisgl.client.frontend import Frontend, FrontendContext, HttpFrontend
+from minisgl.client.http import HttpHost
+from minisgl.wire.codec import WireError
+from minisgl.wire.messages import Drain, Drained, FaultReport, Message, Ready, Stop
+from minisgl.wire.process import Process
+
+log = logging.getLogger("minisgl.api")
+BACKLOG = 2048
+FAULT_GRACE_S = 1.0
+
+
+def make_client(process: Process) -> EngineClient:
+    workers = [process.to(f"text-{i}") for i in range(process.settings.text.workers)]
+    return EngineClient(workers, process.to("engine"), process.settings.limits.queue, process.spec.index)
+
+
+def make_frontends(process: Process, client: EngineClient) -> dict[str, Frontend]:
+    """The configured frontends by name. Raises: PluginError, ConfigError."""
+    settings, registry = process.settings, process.registry
+    return {
+        name: registry.create(
+            "frontend",
+            name,
+            settings.options("frontend", name),
+            lambda s: FrontendContext(s, client, settings, process.hooks),
+        )
+        for name in settings.use("frontend")
+    }
+
+
+class Api:
+    """Routes messages of the supervisor, the text workers and the engine."""
+
+    def __init__(self, process: Process, client: EngineClient, host: HttpHost) -> None:
+        self.process, self.client, self.host = process, client, host
+        self.stopping = asyncio.Event()
+        self._draining: asyncio.Task[None] | None = None
+        self.error: Exception | None = None
+
+    def take(self, message: Message) -> None:
+        if isinstance(message, Ready) and message.info is not None:
+            self.client.ready(message.info)
+            self.process.hooks.call("engine_ready", info=message.info)
+            self.process.tell(Ready(self.process.role))
+        elif isinstance(message, FaultReport):
+            self.client.fail(message.text.partition("\n")[0])
+            fault = Fault(message.text, role=message.role, exit=message.exit_code)
+            self.process.hooks.call("engine_failed", fault=fault)
+            self._start_drain(FAULT_GRACE_S)
+        elif isinstance(message, Drain):
+            self.client.drain()
+            self._start_drain(message.grace_s)
+        elif isinstance(message, Stop):
+            self.stopping.set()
+        else:
+            self.client.take(message)
+
+    def _start_drain(self, grace: float) -> None:
+        if self._draining is None:
+            self._draining = asyncio.get_running_loop().create_task(self._drain(grace))
+
+    async def _drain(self, grace: float) -> None:
+        try:
+            await self.host.drain(grace)
+        finally:
+            self.process.tell(Drained(self.process.role, self.client.num_open))
+
+
+async def serve(process: Process, sock: socket.socket) -> None:
+    """Until Stop, or a frontend that fails."""
+    client = make_client(process)
+    frontends = make_frontends(process, client)
+    host = HttpHost(process.settings, client, frontends, process.hooks)
+    api = Api(process, client, host)
+    loop = asyncio.get_running_loop()
+    process.inbox.watch(loop, api.take)
+    for message in process.early:
+        api.take(message)
+    sock.listen(BACKLOG)
+    own = [f for f in frontends.values() if not isinstance(f, HttpFrontend)]
+    tasks = [loop.create_task(f.serve()) for f in own]
+    http = loop.create_task(host.serve(sock))
+    stop = loop.create_task(api.stopping.wait())
+    try:
+        await _until(stop, [*tasks, http], api)
+    finally:
+        await _shut_down(own, host, [*tasks, http, stop])
+
+
+async def _until(stop: asyncio.Task[bool], tasks: list[asyncio.Task[None]], api: Api) -> None:
+    """Wait for Stop. The HTTP host ends by itself after a drain; else a task that ends is a fault."""
+    waiting: set[asyncio.Task[None] | asyncio.Task[bool]] = {stop, *tasks}
+    while not stop.done():
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in done - {stop}:
+            task.result()  # raises what it raised
+
+
+async def _shut_down(own: list[Frontend], host: HttpHost, tasks: list[asyncio.Task[None] | asyncio.Task[bool]]) -> None:
+    host.close()
+    await asyncio.gather(*(f.shutdown(FAULT_GRACE_S) for f in own), return_exceptions=True)
+    _, late = await asyncio.wait(tasks, timeout=2 * FAULT_GRACE_S)
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def listening_socket(process: Process) -> socket.socket:
+    fd = process.spec.listen_fd
+    if fd is None:
+        raise WireError("the api process got no listening socket from the supervisor", role=process.role)
+    return socket.socket(fileno=fd)
+
+
+def run(process: Process) -> None:
+    sock = listening_socket(process)
+    process.wait_go()
+    asyncio.run(serve(process, sock))
+

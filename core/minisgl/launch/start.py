@@ -1,0 +1,60 @@
+"""What the supervisor decides before it starts a process: the plugin lock, the listening socket."""
+
+from __future__ import annotations
+
+import socket
+
+from minisgl.base.errors import ConfigError
+from minisgl.config.schema import Settings
+from minisgl.plugin.hooks import Hooks
+from minisgl.plugin.kinds import KINDS
+from minisgl.plugin.lock import PluginLock
+from minisgl.plugin.registry import API_DIST, Registry
+
+
+def picks(settings: Settings, registry: Registry, hooks: Hooks) -> list[tuple[str, str]]:
+    """(kind, name) of every selected plugin; for ``auto`` all that may be chosen. What the program itself added is always
+    among them, for the other processes learn of it by the lock."""
+    chosen: list[tuple[str, str]] = list(hooks.picks())
+    for kind in KINDS.values():
+        if not kind.by_config or kind.base is None:
+            continue
+        for name in settings.use(kind.name):
+            chosen += [(kind.name, n) for n in (registry.names(kind.name) if name == "auto" else [name])]
+    chosen += [(r.kind, r.name) for r in registry.refs() if r.dist == API_DIST]
+    return list(dict.fromkeys(chosen))
+
+
+def make_lock(settings: Settings, registry: Registry, hooks: Hooks) -> PluginLock:
+    """The lock that every process must agree with. Raises: PluginError for a name that is not known, is offered twice, or
+    is of this process only."""
+    lock = registry.lock(picks(settings, registry, hooks))
+    lock.require_importable("the server's processes")
+    return lock
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound TCP socket that does not listen yet. Raises: ConfigError."""
+    try:
+        family, kind, proto, _, where = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as exc:
+        raise ConfigError(f"server.host = {host!r} is no address of this machine ({exc}); 0.0.0.0 means all") from exc
+    sock = socket.socket(family, kind, proto)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+    except OSError as exc:
+        sock.close()
+        raise ConfigError(
+            f"server.port = {port} on {host} cannot be used ({exc.strerror}); stop what uses it, or choose another --port "
+            "(0 picks a free one)"
+        ) from exc
+    return sock
+
+
+def url(host: str, sock: socket.socket) -> str:
+    """Where to reach the server; a wildcard address is shown as it is."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{sock.getsockname()[1]}"

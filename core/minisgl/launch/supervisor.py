@@ -1,0 +1,365 @@
+"""The supervisor: starts the processes of a server, watches them, and ends them. It does no other work and loads no torch.
+
+start -> HELLO of each, its plugins compared -> GO -> engine READY -> text workers READY -> api READY: serving
+a process that dies, or reports a fault: all end; exit code 70, or 78 if configuration or a plugin is to blame
+SIGTERM, Ctrl+C: drain, then all end with exit code 0; a second one kills at once, exit code 130
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import zmq
+
+from minisgl.base.errors import EXIT_FAULT, Fault, MiniSGLError, PluginError
+from minisgl.base.types import EngineInfo, LocalModel
+from minisgl.client.progress import progress_bars
+from minisgl.config.load import settings_to_json
+from minisgl.config.schema import Settings
+from minisgl.engine.main import stall_limit
+from minisgl.launch.process import Child
+from minisgl.launch.start import bind, make_lock, url
+from minisgl.plugin.hooks import Hooks
+from minisgl.plugin.lock import PluginLock
+from minisgl.plugin.registry import Registry
+from minisgl.text.create import chat_template
+from minisgl.text.resolve import resolve_model
+from minisgl.wire.messages import Beat, Drain, Drained, FaultReport, Go, Hello, Message, Progress, Ready, Stop
+from minisgl.wire.process import SUPERVISOR, Spec
+from minisgl.wire.sockets import Inbox, Outbox, RuntimeDir, address
+
+log = logging.getLogger("minisgl.launch")
+HELLO_S = 120.0  # from start to HELLO: Python and the plugins' modules
+READY_S = 120.0  # from the engine's READY to the others'
+LOAD_SILENCE_S = 3600.0  # a load that tells no progress for so long hangs
+BEAT_LOST_S = 30.0
+STOP_S = 3.0  # from STOP to SIGKILL
+FAULT_WAIT_S = 4.0  # how long the api may take to tell open requests of a fault
+POLL_MS = 500
+EXIT_INTERRUPTED = 130
+
+
+class ServerFailed(MiniSGLError):
+    """A process of the server failed; ``exit_code`` says whose fault it is."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+class _Interrupted(Exception):
+    """A second Ctrl+C."""
+
+
+class Supervisor:
+    """One server. ``run`` returns its exit code. Use it in the main thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        hooks: Hooks,
+        announce: Callable[[str], None] = lambda line: print(line, flush=True),
+    ) -> None:
+        """``announce`` gets the line that says that the server is ready. Raises: PluginError, ConfigError."""
+        self.settings, self.registry, self.hooks = settings, registry, hooks
+        self._announce = announce
+        self.lock = make_lock(settings, registry, hooks)
+        self._needs_weights: bool = registry.load("executor", settings.use("executor")[0]).needs_weights
+        chat_template(settings)  # a file that cannot be read is known before anything starts
+        self._children: dict[str, Child] = {}
+        self._ways: dict[str, Outbox] = {}
+        self._greeted: set[str] = set()
+        self._ready: set[str] = set()
+        self._model: LocalModel | None = None
+        self._info: EngineInfo | None = None
+        self._events: queue.SimpleQueue[Child | LocalModel | BaseException] = queue.SimpleQueue()
+        self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)[::-1]
+        self._signals: list[int] = []
+        self._started = self._moved = self._beat_at = time.monotonic()
+        self._drained = False
+        self._progress: Callable[[str, int, int], None] = lambda what, done, total: None
+
+    @property
+    def roles(self) -> list[str]:
+        return ["api-0", *(f"text-{i}" for i in range(self.settings.text.workers)), "engine"]
+
+    # ------------------------------------------------------------------------------------------------------------- life
+
+    def run(self) -> int:
+        """Serve until a signal. Raises: MiniSGLError when the server cannot start or has failed."""
+        sock = bind(self.settings.server.host, self.settings.server.port)
+        with contextlib.ExitStack() as stack:
+            stack.callback(sock.close)
+            self._folder = RuntimeDir()
+            stack.callback(self._folder.remove)
+            self._context: zmq.Context[Any] = zmq.Context()
+            stack.callback(self._context.destroy, linger=0)
+            self._inbox = Inbox(self._context, address(self._folder.path, SUPERVISOR))
+            stack.enter_context(self._handling_signals())
+            stack.callback(self._kill_all)
+            self._bars = stack.enter_context(contextlib.ExitStack())
+            self._progress = self._bars.enter_context(progress_bars(self.settings.log.level in ("debug", "info")))
+            return self._serve(sock)
+
+    def _serve(self, sock: socket.socket) -> int:
+        self.hooks.call("process_started", role=SUPERVISOR, rank=0)
+        self._url = url(self.settings.server.host, sock)
+        log.info("listening on %s, loading %s", self._url, self.settings.model.path)
+        try:
+            for role in self.roles:
+                self._start(role, sock.fileno() if role == "api-0" else None)
+            threading.Thread(target=self._resolve, daemon=True).start()
+            while not self._signals:
+                self._turn()
+                self._check_clock()
+            return self._drain()
+        except _Interrupted:
+            log.warning("interrupted again: all processes are killed")
+            return EXIT_INTERRUPTED
+        except MiniSGLError as exc:
+            self._tell_of_fault(exc)
+            raise
+        finally:
+            self._kill_all()
+            self.hooks.call("process_stopping", role=SUPERVISOR, rank=0)
+
+    def _start(self, role: str, listen_fd: int | None) -> None:
+        spec = Spec(
+            role, self.lock.to_json(), self.lock.fingerprint, settings_to_json(self.settings), self._folder.path, os.getpid(),
+            listen_fd,
+        )  # fmt: skip
+        self._children[role] = Child(spec, self._post, self._forward)
+        self._ways[role] = Outbox(self._context, address(self._folder.path, role))
+
+    def _resolve(self) -> None:
+        """In a thread of its own: it may download for long."""
+        try:
+            self._post(resolve_model(self.settings, self.registry, self.hooks, self._draw, weights=self._needs_weights))
+        except BaseException as exc:
+            self._post(exc)
+
+    def _draw(self, what: str, done: int, total: int) -> None:
+        self._moved = time.monotonic()
+        self._progress(what, done, total)
+
+    def _forward(self, piece: bytes) -> None:
+        """A child's output goes to our standard error."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.buffer.write(piece)
+            sys.stderr.buffer.flush()
+
+    # ----------------------------------------------------------------------------------------------------------- events
+
+    def _post(self, event: Child | LocalModel | BaseException) -> None:
+        self._events.put(event)
+        self._ring()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.write(self._wake, b"x")
+
+    @contextlib.contextmanager
+    def _handling_signals(self) -> Iterator[None]:
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            self._signals.append(number)
+            self._ring()
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, on_signal) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _turn(self, timeout_ms: int = POLL_MS) -> None:
+        """Wait for messages, ended children and signals, and handle them. Raises: what they mean."""
+        poller = zmq.Poller()
+        poller.register(self._inbox.socket, zmq.POLLIN)
+        poller.register(self._woken, zmq.POLLIN)
+        poller.poll(timeout_ms)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+        for message in self._inbox.receive(0):
+            self._take(message)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._happened(self._events.get_nowait())
+
+    def _happened(self, event: Child | LocalModel | BaseException) -> None:
+        if isinstance(event, Child):
+            for message in self._inbox.receive(100):  # what it said before it ended
+                self._take(message)
+            raise ServerFailed(event.obituary(), EXIT_FAULT)
+        if isinstance(event, MiniSGLError):
+            raise event
+        if isinstance(event, BaseException):
+            raise Fault(f"the model could not be made available: {type(event).__name__}: {event}") from event
+        self._model = event
+        for role in self._greeted:
+            self._go(role)
+
+    # --------------------------------------------------------------------------------------------------------- messages
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Hello):
+            self._greet(message)
+        elif isinstance(message, Progress):
+            self._draw(message.what, message.done, message.total)
+        elif isinstance(message, Beat):
+            self._beat_at = time.monotonic()
+        elif isinstance(message, Ready):
+            self._became_ready(message)
+        elif isinstance(message, FaultReport):
+            raise ServerFailed(message.text, message.exit_code)
+        elif isinstance(message, Drained):
+            self._drained = True
+            if message.open:
+                log.warning("%d requests were cut off", message.open)
+
+    def _greet(self, hello: Hello) -> None:
+        """Raises: PluginError if the child's plugins are not ours."""
+        if hello.fingerprint != self.lock.fingerprint:
+            self.lock.check(PluginLock.from_json(hello.lock), f"{hello.role} (host {hello.host}, pid {hello.pid})")
+            raise PluginError(
+                f"{hello.role} has plugin fingerprint {hello.fingerprint}, expected {self.lock.fingerprint}"
+            )
+        self._greeted.add(hello.role)
+        self._go(hello.role)
+
+    def _go(self, role: str) -> None:
+        """The api starts at once, so that the port opens; the others need the model."""
+        if role == "api-0":
+            if role not in self._ready:
+                self._ways[role].send(Go())
+        elif self._model is not None:
+            self._ways[role].send(Go(self._model))
+
+    def _became_ready(self, ready: Ready) -> None:
+        self._ready.add(ready.role)
+        self._moved = self._beat_at = time.monotonic()
+        if ready.info is not None:
+            self._info = ready.info
+        if self._info is None:
+            return
+        relay = Ready(ready.role, self._info)
+        if ready.role == "engine":
+            for role in self._text_roles:
+                self._ways[role].send(relay)
+        elif self._ready == {"engine", *self._text_roles}:
+            self._ways["api-0"].send(relay)
+        elif self._ready == set(self.roles):
+            self._bars.close()
+            self._announce(ready_line(self._url, self._info, time.monotonic() - self._started))
+
+    @property
+    def _text_roles(self) -> list[str]:
+        return [role for role in self.roles if role.startswith("text-")]
+
+    # ------------------------------------------------------------------------------------------------------------ clock
+
+    def _check_clock(self) -> None:
+        """Raises: Fault for a process that is overdue."""
+        now = time.monotonic()
+        late = [role for role in self.roles if role not in self._greeted]
+        if late and now - self._started > HELLO_S:
+            raise Fault(f"{', '.join(late)} did not start within {HELLO_S:g} s", role=late[0])
+        if self._info is None:
+            if now - self._moved > LOAD_SILENCE_S:
+                raise Fault(f"the engine is not ready and told no progress for {LOAD_SILENCE_S:g} s")
+            return
+        late = [role for role in self.roles if role not in self._ready]
+        if late and now - self._moved > READY_S:
+            raise Fault(f"{', '.join(late)} did not get ready within {READY_S:g} s of the engine", role=late[0])
+        most = max(BEAT_LOST_S, stall_limit(self.settings.engine.stall_s, self._info))
+        if now - self._beat_at > most:
+            raise Fault(f"the engine gave no sign of life for {most:g} s", role="engine")
+
+    # -------------------------------------------------------------------------------------------------------------- end
+
+    def _drain(self) -> int:
+        """After a signal: let running requests finish, then end all. Returns: the exit code."""
+        name = signal.Signals(self._signals[0]).name
+        if self._ready == set(self.roles):
+            grace = self.settings.server.drain_s
+            log.info("%s: no new requests; running ones have %g s. Ctrl+C again ends it at once", name, grace)
+            self._ways["api-0"].send(Drain(grace))
+            until = time.monotonic() + grace + FAULT_WAIT_S
+            while not self._drained and time.monotonic() < until:
+                self._turn_unless_interrupted()
+        else:
+            log.info("%s while loading: the server stops", name)
+        self._stop_all()
+        return 0
+
+    def _turn_unless_interrupted(self) -> None:
+        self._turn()
+        if len(self._signals) > 1:
+            raise _Interrupted
+
+    def _stop_all(self) -> None:
+        """STOP to all; those that can not take it are killed after a while."""
+        for role, way in self._ways.items():
+            if role in self._ready or role == "api-0":
+                way.send(Stop(STOP_S))
+            else:
+                self._children[role].kill()
+        until = time.monotonic() + STOP_S
+        while any(c.alive for c in self._children.values()) and time.monotonic() < until:
+            self._wait_woken(until - time.monotonic())
+            if len(self._signals) > 1:
+                raise _Interrupted
+
+    def _wait_woken(self, seconds: float) -> None:
+        """A child's end or a signal rings."""
+        poller = zmq.Poller()
+        poller.register(self._woken, zmq.POLLIN)
+        poller.poll(max(1, int(1000 * seconds)))
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+
+    def _tell_of_fault(self, exc: MiniSGLError) -> None:
+        """Open requests learn that the server has failed; the api has a few seconds to tell them."""
+        api = self._children.get("api-0")
+        for role, child in self._children.items():
+            if role != "api-0":
+                child.kill()
+        if api is None or not api.alive or "api-0" not in self._ready:
+            return
+        role = exc.role if isinstance(exc, Fault) else "engine"
+        self._ways["api-0"].send(FaultReport(role, "fault", str(exc), exc.exit_code))
+        until = time.monotonic() + FAULT_WAIT_S
+        while api.alive and not self._drained and time.monotonic() < until and len(self._signals) < 2:
+            self._wait_for_drained()
+
+    def _wait_for_drained(self) -> None:
+        for message in self._inbox.receive(50):
+            self._drained |= isinstance(message, Drained)
+
+    def _kill_all(self) -> None:
+        for child in self._children.values():
+            child.kill()
+        for child in self._children.values():
+            if not child.wait(STOP_S):
+                log.error("%s (pid %d) does not end", child.role, child.pid)
+
+
+def ready_line(where: str, info: EngineInfo, seconds: float) -> str:
+    """``ready: http://127.0.0.1:30000  model=... device=cpu dtype=float32 pages=2048x16 cache=radix ...``"""
+    picks = " ".join(f"{kind}={name}" for kind, name in sorted(info.picks.items()))
+    return (
+        f"ready: {where}  model={info.served_names[0]} device={info.device} dtype={info.dtype} max_len={info.max_len} "
+        f"pages={info.num_pages}x{info.page_size} {picks}  ({seconds:.1f} s)"
+    )
