@@ -43,8 +43,9 @@ class EmptyLease(Lease):
 
 
 class Inserted(NamedTuple):
-    """``lease`` pins all pages given. ``canonical``: [k] int32, the cache's page for each full page given; where it differs
-    from the caller's page, the caller keeps its own (a duplicate)."""
+    """``canonical``: [k] int32, the cache's page for each page given; where it differs from the caller's page, the caller
+    keeps its own (a duplicate). It may be shorter than what was given, but not than the leased part: the policy does not
+    keep the rest, which stays the caller's. ``lease`` pins the canonical pages."""
 
     lease: Lease
     canonical: I32
@@ -90,7 +91,7 @@ class CachePolicy(Component):
 
         Args: tokens: [>= len(pages) * page_size] int32. pages: [k] int32, page i holds tokens [i*page_size, (i+1)*page_size);
             the first ``lease.n_pages`` are the leased ones. lease: consumed; the returned one replaces it.
-        Returns: a lease that pins all k pages, and the canonical page of each. ``canonical[i] == pages[i]``: the cache
+        Returns: a lease that pins all k pages (or the first of them, see Inserted), and the canonical page of each. ``canonical[i] == pages[i]``: the cache
             adopted it, or owned it already.
         """
 

@@ -102,8 +102,13 @@ class StepBuilder(Protocol):
         """Tokens left in this step."""
         ...
 
-    def prefill(self, r: ReqView, max_tokens: int = UNBOUNDED) -> Grant:
-        """Give ``r`` up to ``max_tokens`` tokens of prefill in this step; leases its prefix and a slot if it is waiting."""
+    def prefill(self, r: ReqView, max_tokens: int = UNBOUNDED, reserve: float = 0.0) -> Grant:
+        """Give ``r`` up to ``max_tokens`` tokens of prefill in this step; leases its prefix and a slot if it is waiting.
+
+        A waiting request gets a row only if all its known tokens fit beside the known tokens of every running row, and
+        beside them ``reserve`` (0 to 1) of the output that it and they may still produce. With 1.0 nothing admitted ever
+        lacks a page; with less, decode rows may have to be preempted.
+        """
         ...
 
     def decode(self, on: bool = True) -> None:
