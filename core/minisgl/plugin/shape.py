@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from minisgl.base.errors import ConfigError
 from minisgl.plugin.kinds import API_MAJOR, API_MINOR, Kind
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
+
     from minisgl.base.component import PluginSettings
 
 
@@ -100,23 +103,28 @@ def checked_settings(kind: str, name: str, cls: type[Any], options: Mapping[str,
     try:
         return cls.Settings(**options)  # type: ignore[no-any-return]
     except ValidationError as exc:
-        raise ConfigError("\n".join(invalid(f"{kind}.{name}", e, cls) for e in exc.errors())) from exc
+        known = cls.Settings.model_fields
+        raise ConfigError("\n".join(f"config: {t}" for _, t in explain_errors(exc, (kind, name), known))) from exc
 
 
-def invalid(prefix: str, error: Mapping[str, Any], cls: Any) -> str:
-    """One pydantic error in our words; no URL."""
-    from minisgl.plugin.registry import did_you_mean
+def explain_errors(
+    exc: ValidationError, prefix: tuple[str, ...] = (), known: Iterable[str] = ()
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(path, message) of each error, in our words: no URL, and values of secrets hidden. ``known``: what is accepted."""
+    for e in exc.errors():
+        path = (*prefix, *map(str, e["loc"]))
+        if e["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(path[-1], list(known), n=1)
+            hint = (
+                f"did you mean {'.'.join([*path[:-1], *near])}?" if near else f"options: {', '.join(known) or 'none'}"
+            )
+            yield path, f"unknown option {'.'.join(path)}; {hint}"
+            continue
+        message = e["msg"].removeprefix("Value error, ")
+        shown = "***" if is_secret(path[-1]) else repr(e["input"])
+        yield path, f"{'.'.join(path)} = {shown} is not valid: {message[:1].lower()}{message[1:]}"
 
-    path = ".".join([prefix, *map(str, error["loc"])])
-    if error["type"] == "extra_forbidden":
-        fields = cls.Settings.model_fields
-        known = ", ".join(fields) or "none"
-        return f"config: unknown option {path};{_lower(did_you_mean(str(error['loc'][-1]), fields))} options: {known}"
-    return f"config: {path} = {error['input']!r} is not valid: {_lower(error['msg'])}"
 
-
-def _lower(text: str) -> str:
-    """Without a capital at its start."""
-    stripped = text.lstrip()
-    start = len(text) - len(stripped)
-    return text[:start] + stripped[:1].lower() + stripped[1:]
+def is_secret(name: str) -> bool:
+    """Whether a setting's name says that its value must not be shown."""
+    return name.endswith(("key", "token", "secret", "password"))
