@@ -82,6 +82,8 @@ def load_settings(
     if named := [p for p in plugins if isinstance(p, str)]:  # other processes enable them too
         core = values.setdefault("plugins", {})
         core["enable"] = [*_as_list(core.get("enable", ())), *named]
+        old = origins.get(("plugins", "enable"))
+        origins["plugins", "enable"] = Origin("--plugin" if old is None else f"{old.where} and --plugin")
     settings = _validated(values, origins)
     settings = _choose(settings, registry, hooks, origins)
     check_together(settings, origins)
