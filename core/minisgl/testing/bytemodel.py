@@ -1,0 +1,58 @@
+"""A model folder without weights whose tokens are bytes: with ``executor=scripted``, a whole server in a second."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+BYTE = 3  # the token of byte b is BYTE + b
+EOS = 1
+SPECIAL = ("<|unused|>", "<|im_end|>", "<|im_start|>")
+VOCAB = BYTE + 256
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def byte_ids(text: str) -> list[int]:
+    return [BYTE + b for b in text.encode()]
+
+
+def write_byte_model(path: Path, max_len: int = 4096) -> Path:
+    """Write config.json, tokenizer.json and tokenizer_config.json; returns ``path``."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    path.mkdir(parents=True, exist_ok=True)
+    vocab = {token: i for i, token in enumerate(SPECIAL)} | {c: BYTE + b for b, c in _gpt2_alphabet().items()}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
+    tokenizer.save(str(path / "tokenizer.json"))
+    names = {"eos_token": SPECIAL[EOS], "chat_template": CHAT_TEMPLATE}
+    (path / "tokenizer_config.json").write_text(json.dumps(names))
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": max_len,
+        "rms_norm_eps": 1e-5,
+        "torch_dtype": "float32",
+        "eos_token_id": EOS,
+        "tie_word_embeddings": True,
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def _gpt2_alphabet() -> dict[int, str]:
+    """The printable character that stands for each byte in byte-level vocabularies."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    return {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
