@@ -17,7 +17,6 @@ from minisgl.wire.codec import WireError
 from minisgl.wire.messages import Drain, Drained, FaultReport, Message, Ready, Stop
 from minisgl.wire.process import Process
 
-log = logging.getLogger("minisgl.api")
 BACKLOG = 2048
 FAULT_GRACE_S = 1.0
 
@@ -127,6 +126,7 @@ def listening_socket(process: Process) -> socket.socket:
 
 def run(process: Process) -> None:
     sock = listening_socket(process)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its start and end are the supervisor's to tell
     process.wait_go()
     asyncio.run(serve(process, sock))
 

@@ -34,9 +34,10 @@ from minisgl.engine.port import Abort, LocalPort
 from minisgl.observe import Observer
 from minisgl.plugin.hooks import Hooks
 from minisgl.plugin.registry import Registry
+from minisgl.text.create import make_tokenizer
 from minisgl.text.processor import TextProcessor
 from minisgl.text.resolve import resolve_model
-from minisgl.text.tokenizer import Tokenizer, TokenizerContext
+from minisgl.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -316,21 +317,6 @@ def kind_section(name: str) -> Any:
     from minisgl.config.schema import KindSection
 
     return KindSection(use=name)
-
-
-def make_tokenizer(settings: Settings, registry: Registry, model: LocalModel) -> Tokenizer | None:
-    """The configured tokenizer on the model's files; None if the model has none."""
-    if model.tokenizer_dir is None:
-        return None
-    name = settings.use("tokenizer")[0]
-    path, template = model.tokenizer_dir, settings.model.chat_template
-    text = template.read_text() if template is not None else None
-    return cast(
-        Tokenizer,
-        registry.create(
-            "tokenizer", name, settings.options("tokenizer", name), lambda s: TokenizerContext(s, path, text)
-        ),
-    )
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
