@@ -64,6 +64,11 @@ class Hooks:
         """What belongs into the plugin lock."""
         return [("hooks", p.ref.name) for p in self.plugins]
 
+    def implemented(self, plugin: object) -> list[str]:
+        """Names of the hooks that an object would implement."""
+        names = (n for n in vars(self._manager.hook) if not n.startswith("_"))
+        return sorted(n for n in names if self._manager.parse_hookimpl_opts(plugin, n) is not None)
+
     # ------------------------------------------------------------------------------------------------ enabling
     def _find(self, item: str | object) -> HookPlugin:
         if isinstance(item, str):
