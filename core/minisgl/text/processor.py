@@ -9,7 +9,7 @@ import logging
 import struct
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -325,12 +325,4 @@ def choice_spec(spec: SamplingSpec, index: int) -> SamplingSpec:
     if spec.seed is None or index == 0:
         return spec
     digest = blake2b(struct.pack("<qq", spec.seed, index), digest_size=8).digest()
-    return SamplingSpec(
-        temperature=spec.temperature,
-        top_k=spec.top_k,
-        top_p=spec.top_p,
-        min_p=spec.min_p,
-        seed=int.from_bytes(digest, "little") >> 1,
-        max_new=spec.max_new,
-        stop_ids=spec.stop_ids,
-    )
+    return replace(spec, seed=int.from_bytes(digest, "little") >> 1)

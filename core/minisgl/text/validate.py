@@ -12,6 +12,7 @@ from minisgl.base.types import GenerateRequest, SamplingParams
 INT64 = 1 << 63
 MAX_STOPS = 16
 MAX_N = 128
+RESERVED = frozenset({"self", "messages", "conversation", "tokenize"})  # never variables of a chat template
 SALT_FORBIDDEN = frozenset("\0@/\\")
 
 
@@ -110,6 +111,11 @@ def check_request(request: GenerateRequest, vocab: int | None = None) -> None:
     integer(request.n, "n", 1, MAX_N)
     integer(request.priority, "priority", -INT64, INT64 - 1)
     _check_salt(request.cache_salt)
+    if reserved := sorted(RESERVED.intersection(request.template)):
+        raise RequestError(
+            f"chat_template_kwargs.{reserved[0]} cannot be set: the messages are the request's own",
+            param=f"chat_template_kwargs.{reserved[0]}",
+        )
     check_sampling(request.sampling, vocab)
     if request.ids is not None:
         check_ids(request.ids, request.param, vocab)
