@@ -48,7 +48,8 @@ def as_integer(value: Any, path: str, low: int = INT64_MIN, high: int = INT64_MA
         raise invalid_type(path, value, "an integer")
     if isinstance(value, float) and math.isfinite(value) and not value.is_integer():
         raise invalid_type(path, value, "an integer")
-    if value < low:
+    # The JSON parser makes floats of integers below int64, and rounds the first of them up to its limit.
+    if value < low or (isinstance(value, float) and value <= INT64_MIN):
         raise RequestError(
             f"'{path}' must be at least {low}; it is {show(value)}.", code="integer_below_min_value", param=path
         )

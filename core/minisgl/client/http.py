@@ -57,7 +57,7 @@ class HttpHost:
         admin = ADMIN if config.server.admin_key.get_secret_value() else frozenset[str]()
         router = Router(self._routes(bool(admin)), redirect_slashes=False, default=_unknown_url)
         limited = BodyLimit(router, config.server.max_request_body)
-        self._gate = Gate(Auth(limited, config.server, PROBES, admin), PROBES)
+        self._gate = Gate(Auth(limited, config.server, PROBES, admin), PROBES, self._why_closed)
         envelope = Envelope(self._gate, config.server, self._cut)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,6 +131,10 @@ class HttpHost:
             routes += [route("POST", "/flush_cache", self._flush_cache), route("GET", "/stats", self._stats)]
         return routes
 
+    def _why_closed(self) -> str:
+        """A server is drained because it is told to stop, or because its engine has failed."""
+        return "engine_dead" if self.client.healthy() == "engine_dead" else "server_draining"
+
     async def _health(self, x: Exchange) -> None:
         """Alive: loading and failed engines are not, a draining server is."""
         code = self.client.healthy()
@@ -139,7 +143,7 @@ class HttpHost:
         await x.respond(b"", media_type=None)
 
     async def _ready(self, x: Exchange) -> None:
-        code = "server_draining" if self._gate.closed else self.client.healthy()
+        code = self._why_closed() if self._gate.closed else self.client.healthy()
         if code is not None:
             raise unavailable(code)
         await x.respond(b"", media_type=None)

@@ -7,7 +7,7 @@ import hmac
 import logging
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import MutableHeaders
@@ -124,11 +124,13 @@ def _from_starlette(exc: HTTPException, scope: Scope) -> _Answer:
 
 
 class Gate:
-    """Counts running requests; refuses new ones once ``closed``, except those to the paths in ``always``."""
+    """Counts running requests; refuses new ones once ``closed``, except those to the paths in ``always``. ``why()`` is the
+    error code of a refusal."""
 
-    def __init__(self, app: ASGIApp, always: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, always: Collection[str], why: Callable[[], str]) -> None:
         self.app = app
         self.always = always
+        self.why = why
         self.closed = False
         self.active = 0
         self.empty = asyncio.Event()
@@ -138,7 +140,7 @@ class Gate:
         if scope["path"] in self.always:
             return await self.app(scope, receive, send)
         if self.closed:
-            raise unavailable("server_draining")
+            raise unavailable(self.why())
         self.active += 1
         self.empty.clear()
         try:

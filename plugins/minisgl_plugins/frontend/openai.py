@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from minisgl.api import (
     GenerateRequest,
     HttpFrontend,
     RequestError,
+    SamplingParams,
     Usage,
     route,
     unavailable,
@@ -141,7 +143,8 @@ class OpenAIFrontend(HttpFrontend):
 
     async def _echo_only(self, request: GenerateRequest) -> AsyncGenerator[Accepted | Delta, None]:
         """max_tokens 0: count the prompt, generate nothing (fault A10: the engine never sees it)."""
-        count = len(await self.client.tokenize(request)) if request.ids is None else len(request.ids)
+        prompt = replace(request, sampling=SamplingParams())
+        count = len(await self.client.tokenize(prompt)) if request.ids is None else len(request.ids)
         limit = self._info().max_len
         if count > limit:
             raise RequestError(

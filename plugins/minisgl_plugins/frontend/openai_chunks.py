@@ -32,6 +32,7 @@ class Tally:
         index = prompt * self.n + delta.index
         self.completion[index] += len(delta.ids)
         if delta.usage is not None:
+            self.prompt[prompt] = delta.usage.prompt_tokens
             self.completion[index] = delta.usage.completion_tokens
             if delta.index == 0:  # the later choices find the first one's prompt in the cache
                 self.cached[prompt] = delta.usage.cached_tokens
