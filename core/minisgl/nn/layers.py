@@ -106,7 +106,7 @@ class QKVLinear(Linear):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         """Returns: q [n, heads, head_dim], k and v [n, kv_heads, head_dim]; views of one tensor."""
         heads = F.linear(x, self.weight, self.bias).view(x.shape[0], -1, self.head_dim)
-        q, k, v = torch.split(heads, self.split, dim=1)
+        q, k, v = torch.split(heads, list(self.split), dim=1)
         return q, k, v
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minisgl.base.types import LocalModel
+
+if TYPE_CHECKING:
+    from minisgl.runtime.worker import Worker
 
 
 def llama_config(**changes: Any) -> dict[str, Any]:
@@ -68,3 +71,15 @@ def local_model(path: Path, config: Mapping[str, Any] | None = None) -> LocalMod
         generation=json.loads(generation.read_text()) if generation.exists() else {},
         weights=tuple(sorted(path.glob("*.safetensors"))),
     )
+
+
+def make_worker(local: LocalModel, settings: Mapping[str, Any] | None = None) -> Worker:
+    """A CPU worker with one thread for the checkpoint. ``settings``: sections of Settings, such as ``{"kv": {...}}``."""
+    from minisgl.base.facts import ModelFacts
+    from minisgl.config.schema import Settings
+    from minisgl.nn import build_worker
+    from minisgl.plugin.registry import Registry
+
+    config = Settings.model_validate({"model": {"device": "cpu"}, "engine": {"threads": 1}} | dict(settings or {}))
+    facts = ModelFacts.from_hf(local.config, local.generation)
+    return build_worker(config, Registry.scan(bundled_only=True), local, facts)

@@ -96,8 +96,8 @@ class TorchSampler(Sampler):
         for size in (*(c for c in CANDIDATES if c < self.vocab), self.vocab):
             at = self._tensor(left)
             values, ids = x.index_select(0, at).topk(size, -1)  # [m, size] falling
-            keep = self._keep(values, total[at], slot[left])
-            enough = ~keep[:, -1].cpu().numpy() if size < self.vocab else np.ones(len(left), np.bool_)
+            keep, sure = self._keep(values, total[at], slot[left])
+            enough = sure.cpu().numpy() if size < self.vocab else np.ones(len(left), np.bool_)
             if enough.any():
                 done = self._tensor(np.flatnonzero(enough))
                 out[at[done]] = _draw(values[done], ids[done], keep[done], u[at[done]])
@@ -106,29 +106,31 @@ class TorchSampler(Sampler):
                 break
         return out
 
-    def _keep(self, values: Tensor, total: Tensor, slot: npt.NDArray[np.int32]) -> Tensor:
+    def _keep(self, values: Tensor, total: Tensor, slot: npt.NDArray[np.int32]) -> tuple[Tensor, Tensor]:
         """Which of the likeliest tokens the filters keep, in the order min-p, top-k, top-p; tokens that tie with the last
         kept one are kept too, so that the order of ties does not matter.
 
-        Args: values: [n, size] falling. total: [n] log of the sum over the vocabulary. Returns: [n, size] bool, a prefix.
+        Args: values: [n, size] falling. total: [n] log of the sum over the vocabulary, used by rows with top-p.
+        Returns: [n, size] bool, a prefix of each row; and [n] bool, whether no token beyond ``values`` would be kept.
         """
-        size = values.shape[1]
         best = values[:, :1]
         with np.errstate(divide="ignore"):
             floor = best + self._tensor(np.log(self.min_p[slot]))[:, None]  # -inf without min-p
-        limit = self._tensor(np.minimum(self.top_k[slot], size).astype(np.int64) - 1)[:, None]
-        beyond = self._tensor(self.top_k[slot] > size)[:, None]  # the k-th value is not among these
-        kth = values.gather(1, limit).masked_fill(beyond, float("-inf"))
+        k = self.top_k[slot]
+        kth = values.gather(1, self._tensor(np.minimum(k, values.shape[1]).astype(np.int64) - 1)[:, None])
+        kth.masked_fill_(self._tensor(k > values.shape[1])[:, None], float("-inf"))
         keep = values >= torch.maximum(floor, kth)
+
         weight = (values - best).exp() * keep
-        mass = weight.sum(-1, keepdim=True)
-        whole = keep[
-            :, -1:
-        ]  # the filters so far keep more than is seen here: their mass is at most that of the vocabulary
-        mass = torch.where(whole, (total[:, None] - best).exp(), mass)
+        only_top_p = self._tensor((k == self.vocab) & (self.min_p[slot] == 0))
+        mass = torch.where(only_top_p, (total - best[:, 0]).exp(), weight.sum(-1))
+        seen = only_top_p | ~keep[:, -1]  # else the mass of what min-p and top-k keep is not known yet
+        top_p = self.top_p[slot]
+        limit = mass * self._tensor(np.where(top_p < 1, top_p, np.inf))
         before = weight.cumsum(-1) - weight
-        last = ((before < self._tensor(self.top_p[slot])[:, None] * mass) & keep).sum(-1, keepdim=True).clamp(min=1) - 1
-        return keep & (values >= values.gather(1, last))
+        last = ((before < limit[:, None]) & keep).sum(-1, keepdim=True).clamp(min=1) - 1
+        keep &= values >= values.gather(1, last)
+        return keep, seen & ~keep[:, -1]
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -141,9 +143,9 @@ def argmax(logits: Tensor) -> Tensor:
 def inverse_cdf(weight: Tensor, u: Tensor) -> Tensor:
     """The index where the running sum of ``weight`` [n, m] >= 0 passes ``u`` [n] of its total: never one of weight 0."""
     running = weight.cumsum(-1, dtype=torch.float64)
-    target = u[:, None] * running[:, -1:]
-    index = torch.searchsorted(running, target, right=True)
-    last = torch.searchsorted(running, running[:, -1:])  # the last of positive weight
+    total = running[:, -1:].contiguous()
+    index = torch.searchsorted(running, u[:, None] * total, right=True)
+    last = torch.searchsorted(running, total)  # the last of positive weight
     return torch.minimum(index, last).squeeze(1)
 
 
