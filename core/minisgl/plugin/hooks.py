@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -82,7 +83,9 @@ class Hooks:
             return self._find(item.__name__)
         cls = item if isinstance(item, type) else type(item)
         target = f"{cls.__module__}:{cls.__qualname__}" + ("" if isinstance(item, type) else "()")
-        ref = Ref("hooks", cls.__qualname__, target, API_DIST, "", door="Python API")
+        taken = [r.name for r in self.registry.refs("hooks")]
+        names = (f"{cls.__name__}-{n}" if n > 1 else cls.__name__ for n in count(1))
+        ref = Ref("hooks", next(n for n in names if n not in taken), target, API_DIST, "", door="Python API")
         self.registry.put(ref)
         return HookPlugin(ref, _instance(ref, item))
 
