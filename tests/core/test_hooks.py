@@ -292,3 +292,10 @@ def test_broken_hook_plugins_stop_the_start_but_not_the_listing(make_dist: Any) 
     assert "acme" in Registry.scan().names("hooks")
     with pytest.raises(BrokenPlugin):
         load_settings(argv=["--plugins.enable", "acme"], environ={})
+
+
+def test_a_registry_asks_the_enabled_plugins_what_auto_means() -> None:
+    registry = Registry()
+    assert registry.preferred("attention", None, ["a", "b"]) is None
+    Hooks(registry, [Recorder("b", [])])
+    assert registry.preferred("attention", None, ["a", "b"]) == "b"

@@ -102,7 +102,7 @@ def resolve_dtype(setting: str, checkpoint: str, device: torch.device) -> torch.
 
 
 def pick_attention(config: Settings, registry: Registry, facts: AttnFacts) -> tuple[str, type[AttentionBackend]]:
-    """The configured backend, or with ``auto`` the first of the preferred ones that supports ``facts``.
+    """The configured backend, or with ``auto`` the first that supports ``facts``: what a ``prefer`` hook names, then core's.
 
     Raises: ConfigError with each backend's reason; PluginError if a named one is unknown or broken.
     """
@@ -111,7 +111,9 @@ def pick_attention(config: Settings, registry: Registry, facts: AttnFacts) -> tu
         raise ConfigError(f"attention.use={names!r} is not supported in this version; name one backend or auto")
     auto = names[0] == "auto"
     reasons = []
-    for name in ATTENTION_ORDER if auto else names:
+    preferred = registry.preferred("attention", facts, registry.names("attention")) if auto else None
+    order = dict.fromkeys([*([preferred] if preferred else []), *ATTENTION_ORDER])
+    for name in order if auto else names:
         try:
             cls: type[AttentionBackend] = registry.load("attention", name)
         except PluginError as exc:

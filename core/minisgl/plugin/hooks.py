@@ -57,6 +57,7 @@ class Hooks:
         for plugin in reversed(found):  # pluggy calls the last registered first
             self._register(plugin)
         self.plugins.reverse()
+        registry.ask_hooks = self.prefer if self.plugins else None
         for plugin in self.plugins:
             for hook, kind in specs.REGISTERS.items():
                 self._let_register(plugin, hook, kind)

@@ -10,7 +10,7 @@ import difflib
 import importlib
 import re
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from types import MappingProxyType
@@ -73,6 +73,7 @@ class Registry:
         self.core_version = core_version
         self.problems: list[str] = []  # what the scan found odd, for `plugins list` and `plugins check`
         self.failures: dict[tuple[str, str], str] = {}  # (kind, name) -> why it did not load in this process
+        self.ask_hooks: Callable[[str, Any, Sequence[str]], str | None] | None = None  # set by Hooks
         self._refs: dict[tuple[str, str], list[Ref]] = {}
         self._given: dict[Ref, type] = {}  # added as classes
         self._loaded: dict[Ref, type[Any]] = {}  # imported and checked
@@ -194,6 +195,10 @@ class Registry:
             return f"{kind} {name!r} cannot be used.\n{why}\n{self.available(kind)}"
         hint = did_you_mean(name, self.names(kind))
         return f"no {kind} plugin is named {name!r}.{hint}\n{self.available(kind)}"
+
+    def preferred(self, kind: str, facts: Any, candidates: Sequence[str]) -> str | None:
+        """What the enabled hook plugins make of ``use = "auto"``; None if they leave it to core. Raises: PluginError."""
+        return self.ask_hooks(kind, facts, candidates) if self.ask_hooks is not None else None
 
     def available(self, kind: str, without: str = "") -> str:
         """The table at the end of an error message; ``without``: the name that the message is about."""
