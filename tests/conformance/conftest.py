@@ -174,7 +174,8 @@ class Served:
 
     def close(self) -> None:
         self.go_on()
-        self.loop.call_soon_threadsafe(self._stop.set)
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(20)
         assert not self._thread.is_alive()
 
@@ -272,9 +273,9 @@ def scripted_settings(**sections: Any) -> Settings:
     return Settings.model_validate({"kinds": kinds, **sections})
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def start(model: LocalModel) -> Iterator[Callable[..., Served]]:
-    """Start a server with these settings; they all end with the test run."""
+    """Start a server with these settings; they all end with the test module."""
     running: list[Served] = []
 
     def make(hooks: Sequence[object] = (), **sections: Any) -> Served:
@@ -288,8 +289,10 @@ def start(model: LocalModel) -> Iterator[Callable[..., Served]]:
 
 
 @pytest.fixture(scope="session")
-def shared(start: Callable[..., Served]) -> Served:
-    return start()
+def shared(model: LocalModel) -> Iterator[Served]:
+    served = Served(model, scripted_settings())
+    yield served
+    served.close()
 
 
 @pytest.fixture
