@@ -88,7 +88,6 @@ async def serve(process: Process, sock: socket.socket) -> None:
     process.inbox.watch(loop, api.take)
     for message in process.early:
         api.take(message)
-    sock.listen(BACKLOG)
     own = [f for f in frontends.values() if not isinstance(f, HttpFrontend)]
     tasks = [loop.create_task(f.serve()) for f in own]
     http = loop.create_task(host.serve(sock))
@@ -128,5 +127,5 @@ def run(process: Process) -> None:
     sock = listening_socket(process)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its start and end are the supervisor's to tell
     process.wait_go()
+    sock.listen(BACKLOG)  # before the others can be told that this process is ready
     asyncio.run(serve(process, sock))
-

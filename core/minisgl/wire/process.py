@@ -92,14 +92,13 @@ class Process:
         """The next message of ``kind``; what else comes is kept in ``early``. Raises: Stopped; Fault after ``seconds``."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            batch = self.inbox.receive(POLL_MS)
-            for i, message in enumerate(batch):
+            for i, message in enumerate(self.early):
                 if isinstance(message, Stop):
                     raise Stopped
                 if isinstance(message, kind):
-                    self.early += batch[i + 1 :]
+                    del self.early[i]
                     return message
-                self.early.append(message)
+            self.early += self.inbox.receive(POLL_MS)
         raise Fault(f"{self.role} got no {kind.__name__} from the supervisor within {seconds:g} s", role=self.role)
 
     def wait_go(self) -> Go:
