@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from minisgl.engine.executor import no_progress
+from minisgl.base.progress import no_progress
 
 
 @contextmanager

@@ -9,10 +9,11 @@ from typing import Any, cast
 
 from minisgl.base.errors import ModelError
 from minisgl.base.facts import ModelFacts
+from minisgl.base.progress import no_progress
 from minisgl.base.types import EngineInfo, Limits, LocalModel
 from minisgl.config.schema import Settings
 from minisgl.engine.engine import Engine
-from minisgl.engine.executor import ExecContext, ExecInfo, Executor, no_progress
+from minisgl.engine.executor import ExecContext, ExecInfo, Executor
 from minisgl.engine.loop import LoopContext, StepLoop
 from minisgl.engine.port import EnginePort
 from minisgl.observe import Observer, ObserverContext

@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from minisgl.base.component import Component
 from minisgl.base.facts import ModelFacts
+from minisgl.base.progress import no_progress
 from minisgl.base.types import LocalModel, StepPlan, StepResult
 from minisgl.engine.loop import Ticket
 
 if TYPE_CHECKING:
     from minisgl.config.schema import Settings
     from minisgl.plugin.registry import Registry
-
-
-def no_progress(what: str, done: int, total: int) -> None:
-    """The progress callback that shows nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import torch
 
 from minisgl.base.errors import ConfigError, PluginError
 from minisgl.base.facts import ModelFacts
+from minisgl.base.progress import no_progress
 from minisgl.base.types import LocalModel
 from minisgl.config.schema import Settings
 from minisgl.nn.builder import Builder
@@ -25,10 +26,6 @@ from minisgl.runtime.sampling import Sampler, SamplerContext
 from minisgl.runtime.worker import Worker, WorkerInfo
 
 ATTENTION_ORDER = ("torch",)  # what "auto" tries, in order
-
-
-def no_progress(what: str, done: int, total: int) -> None:
-    """Shows nothing."""
 
 
 def build_worker(

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minisgl.base.errors import ModelError
+from minisgl.base.progress import no_progress
 from minisgl.base.types import LocalModel
 from minisgl.config.schema import DEFAULT_MODEL, default_cache_dir
-from minisgl.engine.executor import no_progress
 from minisgl.text.source import SourceContext
 
 if TYPE_CHECKING:
