@@ -157,8 +157,9 @@ class RadixCachePolicy(CachePolicy):
             n = min(len(child.pages), n_full - at)
             same = child.tokens[: n * ps] == tokens[at * ps : (at + n) * ps]
             k = n if same.all() else int(same.argmin()) // ps
+            ends = k < len(child.pages)  # looked at now: the caller may split the node
             yield child, k
-            if k < len(child.pages):
+            if ends:
                 return
             node, at = child, at + k
 

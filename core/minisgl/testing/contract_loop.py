@@ -1,0 +1,93 @@
+"""The contract of step loops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from minisgl.base.types import Admit, Limits, SamplingSpec
+from minisgl.engine.loop import LoopContext, StepLoop
+from minisgl.plugin.registry import Registry
+from minisgl.sched.policy import SchedContext, SchedulerPolicy
+from minisgl.testing.cache_model import ints
+from minisgl.testing.contract_scheduler import bundled_cache
+from minisgl.testing.contracts import ComponentContract
+from minisgl.testing.sim_engine import SimEngine
+from minisgl.testing.simulator import expected
+from minisgl.testing.traffic import Driver, busy_world
+
+
+def bundled_policy(ctx: SchedContext) -> SchedulerPolicy:
+    cls = Registry.scan().load("scheduler", "chunked")
+    return cast(SchedulerPolicy, cls(replace(ctx, settings=cls.Settings())))
+
+
+class Watched(SimEngine):
+    """Notes when the loop may block and what it leaves unsent."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.blocked = 0
+
+    def intake(self, block: bool) -> None:
+        if block and not self.inbox:
+            assert self.idle, f"the loop waits for arrivals with work to do: {dict(self.scheduler.counts())}"
+            assert not self.unsent(), "the loop waits for arrivals with outputs not flushed"
+            self.blocked += 1
+        super().intake(block)
+
+    def unsent(self) -> bool:
+        return bool(self.scheduler._outputs)
+
+    def turn(self) -> None:
+        super().turn()
+        assert not self.unsent(), "a turn ended with outputs not flushed"
+
+
+class LoopContract(ComponentContract):
+    """Depth, order, outputs, draining; the engine checks depth and order of every call."""
+
+    def loop(self) -> StepLoop:
+        return cast(StepLoop, self.cls(LoopContext(self.settings())))  # type: ignore[call-arg]
+
+    def engine(self) -> Watched:
+        return Watched(Limits(4, 128, 60, 4, 40), lambda c: bundled_cache("radix", c), bundled_policy, self.loop())
+
+    @pytest.mark.parametrize("seed", range(10))
+    def test_outputs_equal_the_oracle(self, seed: int) -> None:
+        """So they are the same as those of any other loop."""
+        world = busy_world(2000 + seed)
+        driver = Driver(world, lambda c: bundled_cache("radix", c), bundled_policy, self.loop())
+        driver.play()
+        driver.check_end()
+        driver.check_outputs()
+        assert driver.engine.max_in_flight <= self.loop().depth
+
+    def test_reaches_its_depth(self) -> None:
+        engine = self.engine()
+        engine.inbox.append(Admit(0, ints(range(9)), SamplingSpec(max_new=20)))
+        engine.run()
+        assert engine.max_in_flight == engine.loop.depth
+
+    def test_drains_what_is_in_flight(self) -> None:
+        """After the last output the loop leaves nothing in flight, without another arrival."""
+        engine = self.engine()
+        admits = [Admit(uid, ints(range(5 + uid)), SamplingSpec(max_new=3 + uid)) for uid in range(6)]
+        engine.inbox.extend(admits)
+        engine.run()
+        assert engine.scheduler.in_flight == 0
+        for a in admits:
+            assert engine.tokens[a.uid] == expected(a, 128)[0]
+
+    def test_waits_only_when_there_is_nothing_to_do(self) -> None:
+        """Blocks when idle instead of spinning, and never while a request or a step is there."""
+        engine = self.engine()
+        engine.turn()
+        assert engine.blocked == 1
+        engine.inbox.append(Admit(0, ints(range(9)), SamplingSpec(max_new=4)))
+        engine.run()
+        assert engine.blocked == 1
+        engine.turn()
+        assert engine.blocked == 2
