@@ -110,9 +110,12 @@ def info(argv: list[str]) -> int:
 def _describe(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "minisgl_cli.describe", *argv]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as exc:
         raise BrokenPlugin(f"{argv[0]} was not imported within {IMPORT_TIMEOUT_S:.0f} s") from exc
+    if done.returncode != 0 and not done.stderr:
+        done.stderr = f"error: {argv[0]} ended the process that imported it, with exit code {done.returncode}\n"
+    return done
 
 
 def _card(d: dict[str, Any]) -> str:
