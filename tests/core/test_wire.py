@@ -34,6 +34,7 @@ from minisgl.base.types import (
 )
 from minisgl.wire import messages as m
 from minisgl.wire.codec import WireError
+from minisgl.wire.packing import decode, encode
 from minisgl.wire.sockets import IPC_PATH_BYTES, Inbox, Outbox, RuntimeDir, address
 
 INFO = EngineInfo(
@@ -76,13 +77,13 @@ SAMPLES: list[m.Message] = [
 
 @pytest.mark.parametrize("message", SAMPLES, ids=lambda x: type(x).__name__)
 def test_message_arrives_as_it_was_sent(message: m.Message) -> None:
-    assert m.decode(m.encode(message)) == message
+    assert decode(encode(message)) == message
 
 
 def test_admit_and_tokens_arrive_with_their_arrays() -> None:
     spec = SamplingSpec(0.5, 3, 0.9, 0.1, None, 7, (1, 2))
     admit = Admit(5, np.array([1, 2, 3], np.int32), spec, 1, -2, b"\x00\xff", 99)
-    got = m.decode(m.encode(admit))
+    got = decode(encode(admit))
     assert isinstance(got, Admit)
     assert got.ids.dtype == np.int32
     assert got.ids.tolist() == [1, 2, 3]
@@ -94,7 +95,7 @@ def test_admit_and_tokens_arrive_with_their_arrays() -> None:
         b"\x00\xff",
         99,
     )
-    tokens = m.decode(m.encode(Tokens(1 << 40, np.array([1 << 60], np.int64), np.array([-1], np.int32))))
+    tokens = decode(encode(Tokens(1 << 40, np.array([1 << 60], np.int64), np.array([-1], np.int32))))
     assert isinstance(tokens, Tokens)
     assert (tokens.step, tokens.uids.tolist(), tokens.tokens.tolist()) == (1 << 40, [1 << 60], [-1])
 
@@ -120,7 +121,7 @@ DELTAS = st.builds(
 @settings(deadline=None, max_examples=60)
 @given(st.lists(DELTAS, max_size=6).map(tuple))
 def test_a_batch_of_deltas_arrives_as_it_was_sent(items: tuple[Delta, ...]) -> None:
-    assert m.decode(m.encode(m.Deltas(items))) == m.Deltas(items)
+    assert decode(encode(m.Deltas(items))) == m.Deltas(items)
 
 
 @pytest.mark.parametrize(
@@ -129,35 +130,35 @@ def test_a_batch_of_deltas_arrives_as_it_was_sent(items: tuple[Delta, ...]) -> N
         ([], "version and a tag byte"),
         ([b"\x09\x01"], "message version 9, this process speaks version 1"),
         ([b"\x01\xee"], "unknown message tag 238"),
-        ([m.encode(m.Beat(1, 0))[0][:2] + b"nonsense"], "Beat: not JSON"),
-        ([m.encode(m.Beat(1, 0))[0][:2] + b'{"step":"1","age_s":0}'], r"Beat\.step: '1' is not int"),
-        ([m.encode(m.Beat(1, 0))[0][:2] + b'{"step":1}'], r"fields \['age_s'\] are missing"),
-        ([m.encode(m.Beat(1, 0))[0][:2] + b'{"step":1,"age_s":0,"x":1}'], r"unknown fields \['x'\]"),
-        ([m.encode(m.Beat(1, 0))[0], b""], "Beat: 1 arrays, expected 0"),
-        ([m.encode(m.Cancel((1,)))[0], b"123"], "not a whole number of int64"),
-        ([m.encode(m.Tokenized(1, ()))[0], b"", b""], "0 uids, expected 1"),
-        ([m.encode(Tokens(1, np.zeros(1, np.int64), np.zeros(1, np.int32)))[0], b"\0" * 8, b""], "1 uids and 0 tokens"),
-        ([m.encode(m.Deltas(()))[0], b"\0" * 8, b"\0" * 4, b"", b""], "shape of 1 numbers"),
-        ([m.encode(m.Deltas(()))[0], b"\0" * 8, b"\1" * 12, b"", b""], "do not add up"),
+        ([encode(m.Beat(1, 0))[0][:2] + b"nonsense"], "Beat: not JSON"),
+        ([encode(m.Beat(1, 0))[0][:2] + b'{"step":"1","age_s":0}'], r"Beat\.step: '1' is not int"),
+        ([encode(m.Beat(1, 0))[0][:2] + b'{"step":1}'], r"fields \['age_s'\] are missing"),
+        ([encode(m.Beat(1, 0))[0][:2] + b'{"step":1,"age_s":0,"x":1}'], r"unknown fields \['x'\]"),
+        ([encode(m.Beat(1, 0))[0], b""], "Beat: 1 arrays, expected 0"),
+        ([encode(m.Cancel((1,)))[0], b"123"], "not a whole number of int64"),
+        ([encode(m.Tokenized(1, ()))[0], b"", b""], "0 uids, expected 1"),
+        ([encode(Tokens(1, np.zeros(1, np.int64), np.zeros(1, np.int32)))[0], b"\0" * 8, b""], "1 uids and 0 tokens"),
+        ([encode(m.Deltas(()))[0], b"\0" * 8, b"\0" * 4, b"", b""], "shape of 1 numbers"),
+        ([encode(m.Deltas(()))[0], b"\0" * 8, b"\1" * 12, b"", b""], "do not add up"),
     ],
 )
 def test_malformed_message_is_refused_with_its_reason(frames: list[bytes], text: str) -> None:
     with pytest.raises(WireError, match=text):
-        m.decode(frames)
+        decode(frames)
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.binary(max_size=40), max_size=5), st.integers(1, 25))
 def test_random_frames_never_raise_anything_but_a_wire_error(frames: list[bytes], tag: int) -> None:
     with contextlib.suppress(WireError):
-        m.decode([bytes((1, tag)) + (frames[0] if frames else b""), *frames[1:]])
+        decode([bytes((1, tag)) + (frames[0] if frames else b""), *frames[1:]])
 
 
 def test_content_that_json_has_no_word_for_is_refused_where_it_is_sent() -> None:
     with pytest.raises(TypeError, match="object cannot be sent"):
-        m.encode(m.Submit((1,), GenerateRequest(text="x", template={"a": object()})))
+        encode(m.Submit((1,), GenerateRequest(text="x", template={"a": object()})))
     with pytest.raises(OverflowError):
-        m.encode(m.Detokenize(1, (1 << 70,)))
+        encode(m.Detokenize(1, (1 << 70,)))
 
 
 def test_no_module_of_the_wire_uses_pickle() -> None:
@@ -269,5 +270,5 @@ def test_sender_does_not_wait_for_a_receiver_that_never_reads(tmp_path: Path) ->
 
 
 def test_wire_json_is_json() -> None:
-    frame = m.encode(m.FaultReport("engine", "fault", "x", 70))[0]
+    frame = encode(m.FaultReport("engine", "fault", "x", 70))[0]
     assert json.loads(frame[2:]) == {"role": "engine", "kind": "fault", "text": "x", "exit_code": 70}

@@ -159,6 +159,23 @@ def test_server_starts_on_a_free_port_serves_and_leaves_nothing_behind(start: Ma
     assert server.stop(signal.SIGTERM) == 0
 
 
+def test_only_the_engine_process_loads_torch(start: Maker, tmp_path: Path) -> None:
+    """With a real model: random weights, answers of the expected length."""
+    model = write_byte_model(tmp_path / "real", weights=True)
+    server = start("--model", str(model), "--executor", "local", "--kv.num-pages", "64", "--engine.threads", "1")
+    assert "attention=torch" in server.stdout
+    assert {role: server.loads(role, "libtorch") for role in ("engine", "text-0", "api-0", "supervisor")} == {
+        "engine": True,
+        "text-0": False,
+        "api-0": False,
+        "supervisor": False,
+    }
+    status, answer = ask(server, "hello", max_tokens=5, ignore_eos=True, temperature=0)
+    assert status == 200
+    assert answer["usage"]["completion_tokens"] == 5
+    assert server.stop() == 0
+
+
 def test_port_in_use_is_refused_before_anything_starts(start: Maker) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -271,6 +288,16 @@ def test_engine_fault_in_mid_stream_ends_the_stream_with_one_error_frame(start: 
     assert not any(c["finish_reason"] for e in events[:-2] for c in e["choices"])
     assert server.wait_exit(10) == 70
     assert "after 3 tokens" in server.stderr
+    assert server.left_over() == []
+
+
+def test_engine_that_gives_no_sign_of_life_is_killed_and_named(start: Maker) -> None:
+    program = _script(start, head="import minisgl.launch.supervisor as s\ns.BEAT_LOST_S = 1.5\n")
+    server = start("--engine.stall-s=1", command=program)
+    assert server.request("GET", "/health")[0] == 200
+    server.signal(signal.SIGSTOP, "engine")
+    assert server.wait_exit(15) == 70
+    assert "the engine gave no sign of life for 1.5 s" in server.stderr
     assert server.left_over() == []
 
 

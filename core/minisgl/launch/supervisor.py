@@ -53,8 +53,9 @@ EXIT_INTERRUPTED = 130
 class ServerFailed(MiniSGLError):
     """A process of the server failed; ``exit_code`` says whose fault it is."""
 
-    def __init__(self, text: str, exit_code: int) -> None:
+    def __init__(self, text: str, role: str, exit_code: int) -> None:
         super().__init__(text)
+        self.role = role
         self.exit_code = exit_code
 
 
@@ -102,12 +103,12 @@ class Supervisor:
         sock = bind(self.settings.server.host, self.settings.server.port)
         with contextlib.ExitStack() as stack:
             stack.callback(sock.close)
+            stack.enter_context(self._handling_signals())
             self._folder = RuntimeDir()
             stack.callback(self._folder.remove)
             self._context: zmq.Context[Any] = zmq.Context()
             stack.callback(self._context.destroy, linger=0)
             self._inbox = Inbox(self._context, address(self._folder.path, SUPERVISOR))
-            stack.enter_context(self._handling_signals())
             stack.callback(self._kill_all)
             self._bars = stack.enter_context(contextlib.ExitStack())
             self._progress = self._bars.enter_context(progress_bars(self.settings.log.level in ("debug", "info")))
@@ -129,7 +130,8 @@ class Supervisor:
             log.warning("interrupted again: all processes are killed")
             return EXIT_INTERRUPTED
         except MiniSGLError as exc:
-            self._tell_of_fault(exc)
+            with contextlib.suppress(_Interrupted):
+                self._end_with_fault(exc)
             raise
         finally:
             self._kill_all()
@@ -202,7 +204,7 @@ class Supervisor:
         if isinstance(event, Child):
             for message in self._inbox.receive(100):  # what it said before it ended
                 self._take(message)
-            raise ServerFailed(event.obituary(), EXIT_FAULT)
+            raise ServerFailed(event.obituary(), event.role, EXIT_FAULT)
         if isinstance(event, MiniSGLError):
             raise event
         if isinstance(event, BaseException):
@@ -223,7 +225,7 @@ class Supervisor:
         elif isinstance(message, Ready):
             self._became_ready(message)
         elif isinstance(message, FaultReport):
-            raise ServerFailed(message.text, message.exit_code)
+            raise ServerFailed(message.text, message.role, message.exit_code)
         elif isinstance(message, Drained):
             self._drained = True
             if message.open:
@@ -262,7 +264,8 @@ class Supervisor:
             self._ways["api-0"].send(relay)
         elif self._ready == set(self.roles):
             self._bars.close()
-            self._announce(ready_line(self._url, self._info, time.monotonic() - self._started))
+            with contextlib.suppress(OSError):  # nobody has to listen
+                self._announce(ready_line(self._url, self._info, time.monotonic() - self._started))
 
     @property
     def _text_roles(self) -> list[str]:
@@ -330,23 +333,18 @@ class Supervisor:
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, 4096)
 
-    def _tell_of_fault(self, exc: MiniSGLError) -> None:
-        """Open requests learn that the server has failed; the api has a few seconds to tell them."""
+    def _end_with_fault(self, exc: MiniSGLError) -> None:
+        """Open requests learn that the server has failed, for which the api has a few seconds; then all end."""
+        role = exc.role if isinstance(exc, Fault | ServerFailed) else ""
+        if role in self._children:
+            self._children[role].kill()
         api = self._children.get("api-0")
-        for role, child in self._children.items():
-            if role != "api-0":
-                child.kill()
-        if api is None or not api.alive or "api-0" not in self._ready:
-            return
-        role = exc.role if isinstance(exc, Fault) else "engine"
-        self._ways["api-0"].send(FaultReport(role, "fault", str(exc), exc.exit_code))
-        until = time.monotonic() + FAULT_WAIT_S
-        while api.alive and not self._drained and time.monotonic() < until and len(self._signals) < 2:
-            self._wait_for_drained()
-
-    def _wait_for_drained(self) -> None:
-        for message in self._inbox.receive(50):
-            self._drained |= isinstance(message, Drained)
+        if api is not None and api.alive and "api-0" in self._ready:
+            self._ways["api-0"].send(FaultReport(role, "fault", str(exc), exc.exit_code))
+            until = time.monotonic() + FAULT_WAIT_S
+            while api.alive and not self._drained and time.monotonic() < until and len(self._signals) < 2:
+                self._drained |= any(isinstance(m, Drained) for m in self._inbox.receive(50))
+        self._stop_all()
 
     def _kill_all(self) -> None:
         for child in self._children.values():

@@ -1,4 +1,5 @@
-"""A model folder without weights whose tokens are bytes: with ``executor=scripted``, a whole server in a second."""
+"""A model folder whose tokens are bytes: with ``executor=scripted`` a whole server in a second, and with random weights a tiny
+real model."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ def byte_ids(text: str) -> list[int]:
     return [BYTE + b for b in text.encode()]
 
 
-def write_byte_model(path: Path, max_len: int = 4096) -> Path:
-    """Write config.json, tokenizer.json and tokenizer_config.json; returns ``path``."""
+def write_byte_model(path: Path, max_len: int = 4096, weights: bool = False) -> Path:
+    """Write config.json, tokenizer.json and tokenizer_config.json; returns ``path``. ``weights``: and a random Llama."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     path.mkdir(parents=True, exist_ok=True)
@@ -48,7 +49,25 @@ def write_byte_model(path: Path, max_len: int = 4096) -> Path:
         "tie_word_embeddings": True,
     }
     (path / "config.json").write_text(json.dumps(config))
+    if weights:
+        _write_weights(path)
     return path
+
+
+def _write_weights(path: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    rng = np.random.default_rng(0)
+    shapes = {"embed_tokens": (VOCAB, 64), "norm": (64,)}
+    for layer in ("layers.0", "layers.1"):
+        shapes |= {f"{layer}.self_attn.{n}_proj": (64, 64) for n in "qo"}
+        shapes |= {f"{layer}.self_attn.{n}_proj": (32, 64) for n in "kv"}
+        shapes |= {f"{layer}.mlp.{n}_proj": (128, 64) for n in ("gate", "up")}
+        shapes |= {f"{layer}.mlp.down_proj": (64, 128)}
+        shapes |= {f"{layer}.{n}_layernorm": (64,) for n in ("input", "post_attention")}
+    tensors = {f"model.{name}.weight": rng.normal(0, 0.2, shape).astype(np.float32) for name, shape in shapes.items()}
+    save_file(tensors, path / "model.safetensors")
 
 
 def _gpt2_alphabet() -> dict[int, str]:

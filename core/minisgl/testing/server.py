@@ -158,6 +158,10 @@ class Server:
         assert len(found) == 1, f"{role}: {self.processes}"
         return found[0]
 
+    def loads(self, role: str, library: str) -> bool:
+        """Whether a process has mapped a library whose path contains ``library``."""
+        return library in Path(f"/proc/{self.pid(role)}/maps").read_text()
+
     def signal(self, number: int, role: str | None = None) -> None:
         """To one process, or to the supervisor alone."""
         os.kill(self.process.pid if role is None else self.pid(role), number)

@@ -126,7 +126,7 @@ def report(folder: Path, fault: FaultReport) -> None:
 def fault_report(role: str, exc: BaseException, lock: PluginLock | None) -> FaultReport:
     """What to tell the user of an exception that ends a process."""
     code = getattr(exc, "exit_code", Fault.exit_code)
-    notes = [*getattr(exc, "__notes__", ()), *blame(exc, lock)]
+    notes = [*blame(exc, lock), *getattr(exc, "__notes__", ())]
     known = code == EXIT_CONFIG or isinstance(exc, Fault)
     text = str(exc) if known else f"{role} failed: {type(exc).__name__}: {exc}{_place(exc)}"
     return FaultReport(
@@ -139,7 +139,7 @@ def fault_report(role: str, exc: BaseException, lock: PluginLock | None) -> Faul
 
 def blame(exc: BaseException, lock: PluginLock | None) -> list[str]:
     """``in cache 'lfu' (minisgl-lfu 0.1), evict()``: the plugin whose code raised, read off the traceback."""
-    if lock is None or any(note.startswith("in ") for note in getattr(exc, "__notes__", ())):
+    if lock is None:
         return []
     owners = {e.target.partition(":")[0]: e for e in lock.entries}
     found: list[str] = []

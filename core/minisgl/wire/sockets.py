@@ -20,7 +20,8 @@ import zmq
 
 from minisgl.base.errors import ConfigError
 from minisgl.wire.codec import WireError
-from minisgl.wire.messages import Message, decode, encode
+from minisgl.wire.messages import Message
+from minisgl.wire.packing import decode, encode
 
 IPC_PATH_BYTES = 107  # sun_path of a Unix socket, without its final zero
 LONGEST_ROLE = "/text-63"
