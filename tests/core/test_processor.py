@@ -316,6 +316,10 @@ def test_n_out_of_range_is_refused(n: int, code: str) -> None:
     assert (told[0].code, told[0].param) == (code, "n")
 
 
+def test_no_uids_harm_nobody() -> None:
+    assert processor().submit([], request(n=0)) == ([], [])
+
+
 @pytest.mark.parametrize("salt", ["a@b", "a/b", "a\\b", "a\0b", "x" * 129])
 def test_impossible_cache_salts_are_refused(salt: str) -> None:
     assert refused(request(cache_salt=salt)).param == "cache_salt"

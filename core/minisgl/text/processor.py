@@ -132,8 +132,10 @@ class TextProcessor:
         """Take a request whose ``n`` outputs have these uids.
 
         Returns: an Accepted with the first uid, and one Admit for each uid; or, for a request that cannot be served, one
-        Refused with the first uid, and nothing to admit. Never raises.
+        Refused with the first uid, and nothing to admit; without a uid there is nobody to answer. Never raises.
         """
+        if not uids:
+            return [], []
         try:
             check_request(request, self._info.vocab)
             if len(uids) != request.n:
