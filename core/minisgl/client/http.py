@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 PROBES = frozenset({"/health", "/ready", "/ping", "/version"})  # need no key and are answered while draining
 ADMIN = frozenset({"/flush_cache", "/stats"})
+KEEP_ALIVE_S = 75  # an idle connection outlives those of proxies and client pools, which then never meet a closed one
 CUT_S = 2.0  # after the drain time, how long requests that are cut may take to say so
 
 
@@ -78,6 +79,7 @@ class HttpHost:
             server_header=False,
             lifespan="off",
             ws="none",
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=1,
         )
         self._server = _Server(config)

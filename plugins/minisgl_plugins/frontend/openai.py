@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -99,8 +100,7 @@ class OpenAIFrontend(HttpFrontend):
         self, x: Exchange, call: Call, answer: Answer, tally: Tally, echoes: list[str], outputs: Outputs
     ) -> None:
         common = call.common
-        wants_usage = common.include_usage or common.continuous_usage
-        chunks = Chunks(answer, len(echoes), tally if wants_usage else None, common.continuous_usage)
+        chunks = Chunks(answer, len(echoes), tally if common.include_usage else None, common.continuous_usage)
 
         def prologue() -> bytes:
             roles = [chunks.role(i) for i in range(len(echoes))] if call.chat else []
@@ -120,26 +120,34 @@ class OpenAIFrontend(HttpFrontend):
         await x.stream(produce, prologue)
 
     async def _outputs(self, call: Call, info: EngineInfo, tally: Tally) -> Outputs:
-        """(choice index, delta) of all prompts as they come; counts them. Raises: RequestError, also in the middle."""
+        """(choice index, delta) of all prompts as they come; counts them. Nothing comes before every prompt is accepted, so
+        that one that is refused still decides the status. Raises: RequestError, also in the middle."""
         generate: Generate = self._echo_only if call.no_output else self.client.generate
+        waiting = len(call.prompts)
+        early: list[tuple[int, Delta]] = []
         async with aclosing(merged([generate(r) for r in call.prompts])) as items:
             async for prompt, item in items:
                 if isinstance(item, Accepted):
                     tally.accepted(prompt, item)
-                    continue
-                if item.finish is not None and item.finish not in FINISH_REASONS:
+                    waiting -= 1
+                elif item.finish is not None and item.finish not in FINISH_REASONS:
                     raise self._failed(item)
-                tally.add(prompt, item)
-                yield prompt * call.n + item.index, item
+                else:
+                    early.append((prompt, item))
+                if waiting == 0:
+                    for at, delta in early:
+                        tally.add(at, delta)
+                        yield at * call.n + delta.index, delta
+                    early.clear()
 
     async def _echoes(self, call: Call) -> list[str]:
         """What goes before the text of each choice."""
-        echoes: list[str] = []
-        for request, text in zip(call.prompts, call.echo, strict=True):
-            if text is None and call.echo_ids:
-                text = await self.client.detokenize(list(request.ids or ()))
-            echoes += [text or ""] * call.n
-        return echoes
+        if not call.echo_ids:
+            return [text or "" for text in call.echo for _ in range(call.n)]
+        decode = [r.ids for r in call.prompts if r.ids is not None]
+        decoded = iter(await asyncio.gather(*(self.client.detokenize(ids) for ids in decode)))
+        texts = [next(decoded) if text is None else text for text in call.echo]
+        return [text for text in texts for _ in range(call.n)]
 
     async def _echo_only(self, request: GenerateRequest) -> AsyncGenerator[Accepted | Delta, None]:
         """max_tokens 0: count the prompt, generate nothing (fault A10: the engine never sees it)."""
@@ -161,7 +169,8 @@ class OpenAIFrontend(HttpFrontend):
         """An output that the engine ended by itself; its own words for that never reach the wire."""
         why = item.error or "The engine ended this request before it was complete."
         code = self.client.healthy()
-        return RequestError(why, status=500, code=code if code == "engine_dead" else "internal_error")
+        known = ("engine_dead", "server_draining")
+        return RequestError(why, status=500, code=code if code in known else "internal_error")
 
     def _info(self) -> EngineInfo:
         """Raises: RequestError 503 while no request can be served."""

@@ -25,8 +25,8 @@ DEFAULT_MAX_TOKENS = 16  # of completions, by the OpenAI API
 @dataclass(frozen=True, slots=True)
 class Call:
     """One HTTP request. ``prompts``: one GenerateRequest for each prompt; choice j of prompt i has the index
-    ``i * n + j``. ``echo``: what goes before the text of each prompt's choices: a text, True for the prompt itself when it
-    came as token ids, None for nothing. ``no_output``: only the echo is wanted."""
+    ``i * n + j``. ``echo``: the text that goes before the choices of each prompt, None where there is none. ``echo_ids``:
+    prompts that came as token ids are echoed too, as text. ``no_output``: only the echo is wanted."""
 
     chat: bool
     model: str
