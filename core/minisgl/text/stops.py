@@ -15,12 +15,13 @@ class StopHolder:
     ``matched``: the stop string that ended the text, None so far.
     """
 
-    __slots__ = ("_held", "_include", "_longest", "_stops", "matched")
+    __slots__ = ("_firsts", "_held", "_include", "_longest", "_stops", "matched")
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         self._stops = tuple(stops)
         self._include = include
         self._longest = max(map(len, self._stops), default=0)
+        self._firsts = frozenset(stop[0] for stop in self._stops)
         self._held = ""
         self.matched: str | None = None
 
@@ -45,8 +46,10 @@ class StopHolder:
 
     def _partial(self, text: str) -> int:
         """Where the longest end of ``text`` that some stop string begins with starts; its length if there is none."""
-        for start in range(max(0, len(text) - self._longest + 1), len(text)):
-            tail = text[start:]
-            if any(stop.startswith(tail) for stop in self._stops):
+        first = max(0, len(text) - self._longest + 1)
+        if self._firsts.isdisjoint(text[first:]):
+            return len(text)
+        for start in range(first, len(text)):
+            if text[start] in self._firsts and any(stop.startswith(text[start:]) for stop in self._stops):
                 return start
         return len(text)

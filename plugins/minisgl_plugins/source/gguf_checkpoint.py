@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFReader
+from gguf import GGUFReader, ReaderTensor
 from gguf.quants import dequantize
 from safetensors.numpy import save_file
 
@@ -19,6 +19,7 @@ from .gguf_tokenizer import write_tokenizer
 
 F32 = npt.NDArray[np.float32]
 SHARD_BYTES = 4 << 30
+ROPE_FREQS = "rope_freqs.weight"
 
 # llama.cpp's names, by what stands between "blk.N." and ".weight".
 LAYER = {
@@ -90,14 +91,37 @@ def _short(value: float) -> float:
 
 
 def _rope_scaling(meta: Mapping[str, Any]) -> dict[str, Any] | None:
-    if "rope_freqs.weight" in meta["tensors"]:
-        raise ModelError("rope_freqs (the scaled rope of Llama 3.1 and later) is not supported in GGUF files")
     kind = meta.get("llama.rope.scaling.type", "none")
     if kind == "none":
         return None
     if kind == "linear":
         return {"rope_type": "linear", "factor": float(meta["llama.rope.scaling.factor"])}
     raise ModelError(f"llama.rope.scaling.type = {kind!r} is not supported; supported: none, linear")
+
+
+def llama3_scaling(factors: F32, theta: float) -> dict[str, Any]:
+    """rope_scaling of Llama 3.1 and later, of which GGUF files keep only what it does to each frequency.
+
+    Args: factors: [head_dim / 2], what the wavelengths are multiplied by. Raises: ModelError if no factor explains them.
+    """
+    scaling = {
+        "rope_type": "llama3",
+        "factor": round(float(factors.max()), 3),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    if not np.allclose(factors, _llama3_factors(scaling, theta, 2 * len(factors)), rtol=1e-4):
+        raise ModelError(f"{ROPE_FREQS} is not the scaled rope of Llama 3.1 or 3.2; another one is not supported")
+    return scaling
+
+
+def _llama3_factors(scaling: Mapping[str, Any], theta: float, head_dim: int) -> npt.NDArray[np.float64]:
+    """Long wavelengths times ``factor``, short ones as they are, and between them by how often one fits the old context."""
+    waves = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    smooth = np.clip((scaling["original_max_position_embeddings"] / waves - low) / (high - low), 0, 1)
+    return np.asarray(1 / ((1 - smooth) / scaling["factor"] + smooth))
 
 
 def special_ids(meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,10 +158,14 @@ def unpermute(weight: F32, heads: int) -> F32:
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows, hidden)
 
 
+def weights_of(reader: GGUFReader) -> list[ReaderTensor]:
+    return [t for t in reader.tensors if t.name != ROPE_FREQS]
+
+
 def hf_tensors(reader: GGUFReader, config: Mapping[str, Any]) -> Iterator[tuple[str, F32]]:
     """(name, float32 weight), dequantized exactly, in the file's order."""
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    for tensor in reader.tensors:
+    for tensor in weights_of(reader):
         shape = tuple(int(n) for n in reversed(tensor.shape))
         weight = dequantize(tensor.data, tensor.tensor_type).reshape(shape).astype(np.float32, copy=False)
         stem = tensor.name.split(".")[-2]
@@ -148,7 +176,7 @@ def write_weights(
     reader: GGUFReader, config: Mapping[str, Any], target: Path, report: Callable[[int, int], None]
 ) -> None:
     """model.safetensors, or shards with an index: at most ``SHARD_BYTES`` and one tensor are in memory."""
-    sizes = [int(np.prod(t.shape)) * 4 for t in reader.tensors]
+    sizes = [int(np.prod(t.shape)) * 4 for t in weights_of(reader)]
     total, done = sum(sizes), 0
     shards: list[list[str]] = []
     held: dict[str, F32] = {}
@@ -192,6 +220,9 @@ def write_checkpoint(source: Path, target: Path, report: Callable[[int, int], No
     if embedding is None:
         raise ModelError("it has no tensor token_embd.weight, so it is not a language model")
     config = hf_config(meta, int(embedding.shape[1]))
+    for tensor in reader.tensors:
+        if tensor.name == ROPE_FREQS:
+            config["rope_scaling"] = llama3_scaling(np.asarray(tensor.data, np.float32), config["rope_theta"])
     target.mkdir()
     write_tokenizer(meta, target)
     generation = {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if k in config}

@@ -23,7 +23,7 @@ class HFTokenizer(Tokenizer):
         path = ctx.path / "tokenizer.json"
         spec = _read_json(path, needed=True)
         try:
-            self._tokenizer = RustTokenizer.from_str(json.dumps(spec))
+            self._tokenizer = RustTokenizer.from_file(str(path))
         except Exception as e:  # the library raises plain Exception
             raise ModelError(f"{path} is not a tokenizer that the tokenizers library reads: {e}") from e
         self._tokenizer.no_truncation()  # a training setting that some files keep

@@ -19,7 +19,7 @@ from minisgl.base.types import LocalModel
 from minisgl.config.schema import default_cache_dir
 from minisgl.text.tokenizer import TokenizerContext
 from minisgl_plugins.source import artifacts, gguf_checkpoint
-from minisgl_plugins.source.gguf_checkpoint import read_metadata, write_weights
+from minisgl_plugins.source.gguf_checkpoint import llama3_scaling, read_metadata, write_weights
 from minisgl_plugins.source.gguf_tokenizer import build_tokenizer
 from minisgl_plugins.source.package import KNOWN, _installed
 from minisgl_plugins.tokenizer.hf import HFTokenizer
@@ -73,6 +73,28 @@ def test_end_tokens_of_turns_are_in_the_generation_config(
     assert resolve(str(tiny_gguf("b.gguf"))).generation["eos_token_id"] == eos
 
 
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_scaled_rope_of_llama_3_is_recognized(factor: float) -> None:
+    """Expected: the ratio of transformers' own frequencies without and with scaling, for Llama 3.1 and 3.2."""
+    import torch
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    config = LlamaConfig(
+        hidden_size=2048, num_attention_heads=32, rope_parameters={"rope_theta": 500000.0, **scaling}, head_dim=64
+    )
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    plain = 500000.0 ** -(torch.arange(0, 64, 2) / 64)
+    assert llama3_scaling((plain / scaled).numpy(), 500000.0) == scaling
+
+
 def test_large_models_are_written_in_shards(
     tiny_gguf: Callable[..., Path], tmp_path: Path, tiny_weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +126,7 @@ def test_large_models_are_written_in_shards(
         ({"llama.rope.scaling.type": "yarn"}, (), "'yarn' is not supported"),
         ({"llama.rope.dimension_count": 4}, (), "partly rotated"),
         ({}, ("blk.0.attn_q.bias",), "'blk.0.attn_q.bias' has no place"),
-        ({}, ("rope_freqs.weight",), "scaled rope"),
+        ({}, ("rope_freqs.weight",), "not the scaled rope of Llama 3"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(
