@@ -5,7 +5,7 @@ A new attention backend, scheduler, loop or cache joins by its name in ``COMPONE
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -13,12 +13,12 @@ from random import Random
 from typing import Any
 
 import pytest
-from minisgl.config.load import load_settings
-from minisgl.testing.checkpoints import make_llama
 
 from minisgl.base.types import Delta, GenerateRequest, SamplingParams
 from minisgl.client.pipeline import Pipeline
+from minisgl.config.load import load_settings
 from minisgl.observe import Observer, ObserverContext, StepStats
+from minisgl.testing.checkpoints import llama_checkpoint
 from minisgl.testing.oracle import Agreement, Expected, load, transformers_greedy
 
 COMPONENTS = (
@@ -32,10 +32,18 @@ ROWS = 32
 OUTPUT = 48
 PROMPT_LENGTHS = (1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 47, 48, 63, 64, 65, 80)
 
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 CHECKPOINTS: dict[str, dict[str, Any]] = {
-    "gqa_untied": {"heads": 4, "kv_heads": 2, "tied": False, "seed": 1},
-    "mqa_tied": {"heads": 3, "kv_heads": 1, "tied": True, "seed": 2},
-    "mha_llama3_rope": {"heads": 2, "kv_heads": 2, "tied": False, "rope": "llama3", "seed": 3},
+    "gqa_untied": {"num_attention_heads": 6, "num_key_value_heads": 2, "tie_word_embeddings": False, "seed": 1},
+    "mqa_tied": {"num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": True, "seed": 2},
+    "mha_llama3_rope": {"num_attention_heads": 2, "num_key_value_heads": 2, "rope_parameters": LLAMA3_ROPE, "seed": 3},
 }
 
 
@@ -63,7 +71,7 @@ def random_llama(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     from transformers import AutoModelForCausalLM
 
     path = tmp_path_factory.mktemp("llama") / request.param
-    make_llama(path, **CHECKPOINTS[request.param])
+    llama_checkpoint(path, initializer_range=0.5, **CHECKPOINTS[request.param])
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     rng = Random(7)
     shared = [rng.randrange(model.config.vocab_size) for _ in range(max(PROMPT_LENGTHS))]
@@ -111,7 +119,9 @@ def generate(p: Pipeline, cases: list[Expected]) -> list[tuple[list[int], int]]:
     return [(ids[uid], cached[uid]) for uid in uids]
 
 
-def check_everything(p: Pipeline, recorder: StepRecorder, cases: list[Expected], page_size: int, cache: str) -> None:
+def check_everything(
+    p: Pipeline, recorder: StepRecorder, cases: list[Expected], page_size: int, chunk: int, cache: str
+) -> None:
     """Alone, then in a mixed batch of 32, each without and with a prefix hit."""
     agreement = Agreement()
     alone = cases[5], cases[-2]
@@ -132,7 +142,8 @@ def check_everything(p: Pipeline, recorder: StepRecorder, cases: list[Expected],
             want = [(len(c.prompt) - 1) // page_size * page_size if cache == "radix" else 0 for c in cases]
             assert hits == want
     agreement.enough()
-    assert max(s.n_decode for s in recorder.steps) == ROWS, "no decode step had all rows"
+    if chunk > 1:  # with chunks of one token, the shortest prompts end before the longest are read
+        assert max(s.n_decode for s in recorder.steps) == ROWS, "no decode step had all rows"
     assert any(s.n_decode and s.n_spans for s in recorder.steps), "no step mixed prefill and decode"
     counts = p.engine.scheduler.counts()
     assert counts["free"] + counts["evictable"] + counts["locked"] == p.info.num_pages
@@ -145,7 +156,7 @@ def test_random_llama_full_product(
 ) -> None:
     recorder = StepRecorder()
     with pipeline(random_llama.path, page_size, chunk, cache, names, recorder) as p:
-        check_everything(p, recorder, random_llama.cases, page_size, cache)
+        check_everything(p, recorder, random_llama.cases, page_size, chunk, cache)
 
 
 # Every pair of values of two factors is in one of these rows.
@@ -169,19 +180,19 @@ def test_random_llama_other_components(
 ) -> None:
     recorder = StepRecorder()
     with pipeline(random_llama.path, page_size, chunk, cache, names, recorder) as p:
-        check_everything(p, recorder, random_llama.cases, page_size, cache)
+        check_everything(p, recorder, random_llama.cases, page_size, chunk, cache)
 
 
-def real_configurations() -> Iterator[Any]:
-    for i, (page_size, chunk, cache) in enumerate(PAIRWISE):
-        names = COMPONENTS[i % len(COMPONENTS)]
-        yield pytest.param(page_size, chunk, cache, names, id=f"{page_size}-{chunk}-{cache}-{names['loop']}")
+REAL = [
+    pytest.param(*row, COMPONENTS[i % len(COMPONENTS)], id="-".join(map(str, row)) + f"-{i % len(COMPONENTS)}")
+    for i, row in enumerate(PAIRWISE)
+]
 
 
-@pytest.mark.parametrize(("page_size", "chunk", "cache", "names"), real_configurations())
+@pytest.mark.parametrize(("page_size", "chunk", "cache", "names"), REAL)
 def test_smollm2_pairwise(smollm2: Any, page_size: int, chunk: int, cache: str, names: Mapping[str, str]) -> None:
     """The real model; the expected ids come from oracle/make_smollm2.py."""
     cases = load(Path(__file__).parent / "oracle" / "smollm2.json")
     recorder = StepRecorder()
     with pipeline(None, page_size, chunk, cache, names, recorder) as p:
-        check_everything(p, recorder, cases, page_size, cache)
+        check_everything(p, recorder, cases, page_size, chunk, cache)

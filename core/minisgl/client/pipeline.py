@@ -78,7 +78,9 @@ class Pipeline:
         show_progress: bool = True,
         **components: str | type,
     ) -> None:
-        settings = settings or load_settings().settings
+        if settings is None:
+            loaded = load_settings(plugins=plugins)
+            settings, registry, hooks = loaded.settings, loaded.registry, loaded.hooks
         self.registry = registry or scan(settings)
         self.hooks = hooks or Hooks(self.registry, [*settings.plugins.enable, *plugins])
         self.settings = choose(settings, self.registry, components)
@@ -172,9 +174,16 @@ class LLM:
         classes = {kind: value for kind, value in options.items() if isinstance(value, type)}
         overrides = {key: value for key, value in options.items() if key not in classes}
         if model is not None:
-            overrides["model"] = {**dict(overrides.get("model", {})), "path": str(model)}
-        settings = load_settings(overrides=overrides).settings
-        self.pipeline = Pipeline(settings, plugins=plugins, observers=observers, show_progress=show_progress, **classes)
+            overrides["model"] = {**overrides.get("model", {}), "path": str(model)}
+        loaded = load_settings(overrides=overrides, plugins=plugins)
+        self.pipeline = Pipeline(
+            loaded.settings,
+            registry=loaded.registry,
+            hooks=loaded.hooks,
+            observers=observers,
+            show_progress=show_progress,
+            **classes,
+        )
 
     @classmethod
     def on(cls, pipeline: Pipeline) -> Self:
