@@ -171,7 +171,7 @@ class EventStream:
         self._state = state
         self._prologue = prologue
         self._lock = asyncio.Lock()  # a comment must not overtake the head or split a frame
-        self._last_ns = 0
+        self._last_ns = -(1 << 62)  # of the last frame; long ago
         self.started = False
 
     async def send(self, frames: bytes) -> None:
@@ -210,9 +210,8 @@ class EventStream:
         return self._prologue()
 
     async def _idle(self) -> None:
+        """After the header delay a comment sends the head if nothing else has; later ones fill the silences."""
         await asyncio.sleep(self._state.header_delay_s)
-        if not self.started:
-            await self.send(KEEP_ALIVE)
         period_s = self._state.keep_alive_s
         while True:
             quiet_s = (time.monotonic_ns() - self._last_ns) * 1e-9
