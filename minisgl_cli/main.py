@@ -79,9 +79,8 @@ def usage(registry: Registry) -> str:
 
 
 def command_names(registry: Registry) -> list[str]:
-    """Verbs of plugins that can be called: built-in ones cannot be replaced, and of two that claim one name none is."""
-    usable = [r.name for r in registry.refs("command") if not r.unusable and r.name not in VERBS]
-    return sorted(name for name in set(usable) if usable.count(name) == 1)
+    """Verbs of plugins that can be called; built-in ones cannot be replaced."""
+    return [name for name in registry.names("command") if name not in VERBS]
 
 
 def run_command(registry: Registry, verb: str, argv: list[str]) -> int:

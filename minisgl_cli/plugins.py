@@ -82,11 +82,11 @@ def _listing(argv: list[str], arguments: Any) -> tuple[Namespace, Registry, set[
 
 
 def _row(registry: Registry, ref: Ref, selected: set[tuple[str, str]]) -> dict[str, Any]:
-    rivals = [r for r in registry.refs(ref.kind) if r.name == ref.name and not r.unusable]
+    rivals = registry.rivals(ref)
     if ref.unusable:
         status = f"unusable: {ref.unusable}"
-    elif len(rivals) > 1 and f"{ref.kind}.{ref.name}" not in registry.prefer:
-        status = "conflict: " + ", ".join(r.package for r in rivals)
+    elif rivals:
+        status = f"conflict: also in {', '.join(r.package for r in rivals)}"
     else:
         status = "selected" if (ref.kind, ref.name) in selected else "available"
     row = {key: getattr(ref, key) for key in ("kind", "name", "package", "target", "door")}

@@ -163,6 +163,8 @@ def test_a_name_of_two_packages_is_a_conflict_that_prefer_decides(make_dist: Any
     assert text.splitlines()[0] == "loop 'fast' is offered by more than one package:"
     assert {"  acme-llm 2.0 (acme_loops:Good)", "  other 1.0 (other_m:T)"} < set(text.splitlines())
     assert text.splitlines()[-2] == "Choose one:  [plugins.prefer]"
+    assert "fast" not in Registry.scan().names("loop")
+    assert "fast" in Registry.scan(prefer={"loop.fast": "other"}).names("loop")
     assert Registry.scan(prefer={"loop.fast": "Acme_LLM"}).load("loop", "fast").__name__ == "Good"
     assert "which does not offer it" in message(
         PluginConflict, Registry.scan(prefer={"loop.fast": "no"}).ref, "loop", "fast"

@@ -164,8 +164,14 @@ class Registry:
         return sorted(found, key=lambda r: (order[r.kind], r.name, r.dist))
 
     def names(self, kind: str) -> list[str]:
-        """Names that can be selected, sorted."""
-        return sorted({r.name for r in self.refs(kind) if not r.unusable})
+        """Names that can be selected, sorted; not those that several packages offer with no preference set."""
+        return sorted({r.name for r in self.refs(kind) if not r.unusable and not self.rivals(r)})
+
+    def rivals(self, ref: Ref) -> list[Ref]:
+        """Plugins of other packages with the same name, if plugins.prefer does not decide."""
+        if f"{ref.kind}.{ref.name}" in self.prefer:
+            return []
+        return [r for r in self._refs.get((ref.kind, ref.name), []) if not r.unusable and r != ref]
 
     def ref(self, kind: str, name: str) -> Ref:
         """Raises: UnknownPlugin, or PluginConflict if packages disagree about the name."""
@@ -214,7 +220,9 @@ class Registry:
         if ref.unusable:
             return f"UNUSABLE: {ref.unusable}"
         failure = self.failures.get((ref.kind, ref.name))
-        return f"FAILED: {failure}" if failure else ""
+        if failure:
+            return f"FAILED: {failure}"
+        return "CONFLICT: offered by more than one package" if self.rivals(ref) else ""
 
     # ------------------------------------------------------------------------------------------------ loading
     def load(self, kind: str, name: str) -> type[Any]:
