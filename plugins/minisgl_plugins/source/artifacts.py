@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -31,8 +32,15 @@ def build_once(target: Path, build: Callable[[Path], None]) -> Path:
     with lock(target):
         if target.exists():  # another process made it meanwhile
             return target
-        aside = target.with_name(f".{target.name}.new")
-        remove(aside)  # left by a process that was killed: whoever has the lock is the only one at work
+        stale = f".{target.name}.new-"
+        for left in target.parent.iterdir():
+            if left.name.startswith(
+                stale
+            ):  # of a process that was killed: whoever has the lock is the only one at work
+                remove(left)
+        aside = target.with_name(
+            f"{stale}{secrets.token_hex(4)}"
+        )  # a killed process may have a child that still writes
         try:
             build(aside)
             os.rename(aside, target)

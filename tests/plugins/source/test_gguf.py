@@ -193,10 +193,12 @@ def test_a_failed_build_leaves_nothing_and_a_killed_ones_rest_is_cleared(tmp_pat
     with pytest.raises(ModelError):
         artifacts.build_once(target, fail)
     assert [p.name for p in tmp_path.iterdir()] == [".t.lock"]
-    (tmp_path / ".t.new").mkdir()
-    (tmp_path / ".t.new" / "half").write_text("")
+    (tmp_path / ".t.new-1").mkdir()
+    (tmp_path / ".t.new-1" / "half").write_text("")
+    (tmp_path / ".t.new-1.download").write_text("")
     artifacts.build_once(target, lambda p: p.mkdir())
     assert list(target.iterdir()) == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".t.lock", "t"]
 
 
 def test_a_cache_that_cannot_be_written_is_named() -> None:
