@@ -32,6 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.platform != "linux":
         print(f"error: minisgl runs on Linux; this is {sys.platform}", file=sys.stderr)
         return EXIT_CONFIG
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(
+            os.getcwd()
+        )  # --plugin names modules of this folder too, as with python -m; last, to shadow nothing
     try:
         code = dispatch(args)
         sys.stdout.flush()

@@ -8,7 +8,7 @@ from argparse import ArgumentParser, HelpFormatter, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from minisgl.base.errors import ConfigError, PluginError
 
@@ -96,13 +96,14 @@ def settings_help(plugins: bool) -> str:
         lines.append(f"\n  [{section}]")
         for name, f in model.model_fields.items():
             option = spell((section, f.alias or name), "option")
-            lines += _entry(option, f.description or "", default_text(f))
+            lines += _entry(option, help_text(f), default_text(f))
     registry = scan()
     lines.append("\n  plugins, by kind")
     for kind in KIND_SECTIONS:
         default = KINDS[kind].default
         shown = default if isinstance(default, str) else ",".join(default)
-        lines += _entry(spell((kind, "use"), "option"), f"{KINDS[kind].doc}: {', '.join(registry.names(kind))}", shown)
+        doc = f"{KINDS[kind].doc}{', one or a,b,c' if KINDS[kind].many else ''}: {', '.join(registry.names(kind))}"
+        lines += _entry(spell((kind, "use"), "option"), doc, shown)
     if plugins:
         for kind in KIND_SECTIONS:
             for name in registry.names(kind):
@@ -119,7 +120,7 @@ def _plugin_help(registry: Registry, kind: str, name: str) -> Iterator[str]:
     if options:
         yield f"\n  [{kind}.{name}]"
     for key, f in options.items():
-        yield from _entry(f"--{kind}.{name}.{key}".replace("_", "-"), f.description or "", default_text(f))
+        yield from _entry(f"--{kind}.{name}.{key}".replace("_", "-"), help_text(f), default_text(f))
 
 
 def _entry(option: str, description: str, default: str) -> list[str]:
@@ -127,6 +128,12 @@ def _entry(option: str, description: str, default: str) -> list[str]:
     head = f"  {option}"
     lines = [f"{head:<{COLUMN}}{first}"] if len(head) < COLUMN - 1 else [head, " " * COLUMN + first]
     return [*lines, *(" " * COLUMN + line for line in more)]
+
+
+def help_text(f: Any) -> str:
+    """The description of a pydantic field, with the words that it accepts."""
+    words = [str(w) for w in get_args(f.annotation)] if get_origin(f.annotation) is Literal else []
+    return "; ".join(filter(None, [f.description, " | ".join(words)]))
 
 
 def default_text(f: Any) -> str:

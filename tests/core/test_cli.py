@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in [name for name in os.environ if name.startswith(("MINISGL_", "XDG_"))]:
         monkeypatch.delenv(name)
@@ -194,6 +195,18 @@ def test_config_files_and_plugins_may_be_repeated(make_dist: Any) -> None:
     assert loaded.origin(("plugins", "enable")) == "--plugin"
 
 
+def test_a_plugin_module_of_the_current_folder_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    source = (
+        "from minisgl.api.hookspec import hookimpl\n@hookimpl\ndef register_cache_policies(add): add('here', 'm:C')"
+    )
+    Path("plugin_of_this_folder.py").write_text(source)
+    console_script = (
+        "import sys; sys.path[:] = [p for p in sys.path if p]; from minisgl_cli.main import main; sys.exit(main())"
+    )
+    argv = ["config", "check", "--plugin", "plugin_of_this_folder", "--cache", "here"]
+    subprocess.run([sys.executable, "-c", console_script, *argv], check=True, capture_output=True)
+
+
 def test_help_shows_own_arguments_then_settings_by_section(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         parse(["--help"], verb="x", extra=verb_arguments)
@@ -204,6 +217,7 @@ def test_help_shows_own_arguments_then_settings_by_section(capsys: pytest.Captur
     )
     assert "tokens per KV page [16]" in out
     assert "cache policies: naive, radix [radix]" in out
+    assert "auto | float32 | float16 | bfloat16 [auto]" in out
     assert "--observer.log.every-s" not in out
 
 
