@@ -13,7 +13,7 @@ from minisgl.base.errors import ConfigError, PluginError
 from minisgl.base.facts import ModelFacts
 from minisgl.base.progress import no_progress
 from minisgl.base.types import LocalModel
-from minisgl.config.schema import Settings
+from minisgl.config.schema import LimitsSettings, Settings
 from minisgl.nn.builder import Builder
 from minisgl.nn.loader import load_weights
 from minisgl.plugin.registry import Registry
@@ -43,8 +43,7 @@ def build_worker(
     device = resolve_device(config.model.device)
     dtype = resolve_dtype(config.model.dtype, facts.dtype, device)
     torch.set_num_threads(config.engine.threads or len(os.sched_getaffinity(0)))
-    max_slots = config.limits.max_running or (32 if device.type == "cpu" else 256)
-    batch_tokens = config.limits.batch_tokens or (256 if device.type == "cpu" else 8192)
+    max_slots, batch_tokens = step_limits(config.limits, device.type)
     attn_facts = _attention_facts(facts, dtype, config.kv.page_size, device)
     attn_name, attn = pick_attention(config, registry, attn_facts)
     create = partial(_create, config, registry)
@@ -96,6 +95,13 @@ def resolve_dtype(setting: str, checkpoint: str, device: torch.device) -> torch.
         setting = "float32" if device.type == "cpu" else "bfloat16" if checkpoint == "float32" else checkpoint
     dtype: torch.dtype = getattr(torch, setting)
     return dtype
+
+
+def step_limits(limits: LimitsSettings, device: str) -> tuple[int, int]:
+    """(max_running, batch_tokens). A default gives way to what is set: a step holds one token of each running request (S6)."""
+    running, tokens = (32, 256) if device == "cpu" else (256, 8192)
+    max_running = limits.max_running or min(running, limits.batch_tokens or tokens)
+    return max_running, limits.batch_tokens or max(tokens, max_running)
 
 
 def pick_attention(config: Settings, registry: Registry, facts: AttnFacts) -> tuple[str, type[AttentionBackend]]:
