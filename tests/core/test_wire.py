@@ -230,6 +230,7 @@ def test_event_loop_gets_every_message_also_after_bursts_from_another_thread(tmp
     async def run() -> list[int]:
         inbox = Inbox(context, address(tmp_path, "a"))
         got: list[int] = []
+        errors: list[Exception] = []
         done = asyncio.Event()
 
         def handle(message: m.Message) -> None:
@@ -244,7 +245,7 @@ def test_event_loop_gets_every_message_also_after_bursts_from_another_thread(tmp
                 out.send(m.Beat(i, 0.0))
             out.close()
 
-        inbox.watch(asyncio.get_running_loop(), handle)
+        inbox.watch(asyncio.get_running_loop(), handle, errors.append)
         for first in (0, 1500, 3000):
             thread = threading.Thread(target=burst, args=(first,))
             thread.start()
@@ -252,9 +253,28 @@ def test_event_loop_gets_every_message_also_after_bursts_from_another_thread(tmp
             done.clear()
             thread.join()
         inbox.close()
+        assert errors == []
         return got
 
     assert asyncio.run(run()) == list(range(4500))
+    context.term()
+
+
+def test_message_that_an_event_loop_cannot_handle_is_reported_not_lost(tmp_path: Path) -> None:
+    context = zmq.Context()
+
+    async def run() -> Exception:
+        inbox, out = Inbox(context, address(tmp_path, "a")), Outbox(context, address(tmp_path, "a"))
+        failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        inbox.watch(asyncio.get_running_loop(), lambda message: {}[message], failure.set_result)
+        out.send(m.Beat(1, 0.0))
+        try:
+            return await asyncio.wait_for(failure, 10)
+        finally:
+            inbox.close()
+            out.close()
+
+    assert isinstance(asyncio.run(run()), KeyError)
     context.term()
 
 

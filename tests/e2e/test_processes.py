@@ -56,6 +56,19 @@ def register_schedulers(add):
 @hookimpl
 def http_middleware(frontend, add): add(Middleware)
 
+class Diary:
+    """Writes down each hook of the life of a process."""
+    def _note(self, *what):
+        with open(os.environ["DIARY"], "a") as f: f.write(" ".join(map(str, what)) + "\\n")
+    @hookimpl
+    def process_started(self, role, rank): self._note("started", role, rank)
+    @hookimpl
+    def process_stopping(self, role, rank): self._note("stopping", role, rank)
+    @hookimpl
+    def engine_ready(self, info): self._note("ready", info.model)
+    @hookimpl
+    def engine_failed(self, fault): self._note("failed", fault.role, fault.exit)
+
 class Slow:
     """The model is there when the file `gate` is gone."""
     @hookimpl
@@ -96,7 +109,8 @@ class Maker:
         if script is not None:
             (self.tmp / "script.json").write_text(json.dumps(script))
             common += ["--executor.scripted.script", str(self.tmp / "script.json")]
-        env = {"PYTHONPATH": str(self.folder), "GATE": str(self.tmp / "gate"), **kw.pop("env", {})}
+        own = {"PYTHONPATH": str(self.folder), "GATE": str(self.tmp / "gate"), "DIARY": str(self.tmp / "diary")}
+        env = {**own, **kw.pop("env", {})}
         server = Server(*common, *args, env=env, **kw)
         self.started.append(server)
         return server.wait_ready() if ready else server
@@ -240,6 +254,7 @@ def test_a17_stream_that_outlasts_the_drain_time_ends_with_an_error_frame(start:
     assert events[-2]["error"]["code"] == "server_draining"
     assert events[-1] == "[DONE]"
     assert server.wait_exit() == 0
+    assert "requests that were cut off: 1" in server.stderr
     assert server.left_over() == []
 
 
@@ -359,6 +374,28 @@ def test_unknown_plugin_name_is_refused_before_any_process_starts(start: Maker) 
     assert "radx" in server.stderr
     assert "radix" in server.stderr
     assert "listening" not in server.stderr
+
+
+def test_hooks_of_a_plugin_are_called_in_every_process_from_start_to_end(start: Maker) -> None:
+    server = start("--plugin", "tricks:Diary", "--text-workers", "2")
+    assert server.stop() == 0
+    every = ["api 0", "engine 0", "supervisor 0", "text 0", "text 1"]
+    lines = (start.tmp / "diary").read_text().splitlines()
+    assert sorted(lines) == sorted([f"{w} {p}" for w in ("started", "stopping") for p in every] + ["ready model"])
+    assert lines.index("ready model") > lines.index("started api 0")
+
+
+def test_hook_engine_failed_is_called_in_the_api_process_with_who_failed(start: Maker) -> None:
+    server = start("--plugin", "tricks:Diary")
+    server.signal(signal.SIGKILL, "engine")
+    assert server.wait_exit(10) == 70
+    lines = (start.tmp / "diary").read_text().splitlines()
+    assert "failed engine 70" in lines
+    assert sorted(x for x in lines if x.startswith("stopping")) == [
+        "stopping api 0",
+        "stopping supervisor 0",
+        "stopping text 0",
+    ]
 
 
 SCRIPT = """
@@ -514,23 +551,20 @@ def test_a9_prompt_over_the_context_is_400_with_the_counts_while_others_go_on(sh
     assert text_of(running.finish()) == "a long goodbye"
 
 
-def test_many_requests_at_once_each_get_their_own_answer(shared: tuple[Server, Path]) -> None:
-    server, _ = shared
+def test_many_requests_at_once_each_get_their_own_answer(start: Maker) -> None:
+    server = start("--text-workers", "2", "--max-running", "4", script=SLOW)
     answers: dict[int, Any] = {}
 
     def client(i: int) -> None:
-        for _ in range(200):  # the queue is short, as clients see it: 503 means later
-            status, answer = ask(server, f"number {i}", n=1)
-            if status == 200:
-                answers[i] = answer["choices"][0]["text"]
-                return
+        answers[i] = ask(server, f"number {i}", n=2)
 
-    threads = [threading.Thread(target=client, args=(i,)) for i in range(12)]
+    threads = [threading.Thread(target=client, args=(i,)) for i in range(16)]
     for t in threads:
         t.start()
     for t in threads:
         t.join(30)
-    assert answers == {i: f"number {i}" for i in range(12)}
+    texts = {i: [c["text"] for c in answer["choices"]] for i, (_, answer) in answers.items()}
+    assert texts == {i: [f"number {i}"] * 2 for i in range(16)}
 
 
 def _connects(port: int) -> bool:

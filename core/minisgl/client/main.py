@@ -47,7 +47,13 @@ class Api:
         self.process, self.client, self.host = process, client, host
         self.stopping = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
-        self.error: Exception | None = None
+        self.error: Exception | None = None  # what ended this process
+        self._cut = 0
+
+    def failed(self, exc: Exception) -> None:
+        """A message could not be handled: the process ends with it."""
+        self.error = self.error or exc
+        self.stopping.set()
 
     def take(self, message: Message) -> None:
         if isinstance(message, Ready) and message.info is not None:
@@ -72,10 +78,15 @@ class Api:
             self._draining = asyncio.get_running_loop().create_task(self._drain(grace))
 
     async def _drain(self, grace: float) -> None:
+        def time_is_up() -> None:
+            self._cut = self.client.num_open
+
+        timer = asyncio.get_running_loop().call_later(grace, time_is_up)
         try:
             await self.host.drain(grace)
         finally:
-            self.process.tell(Drained(self.process.role, self.client.num_open))
+            timer.cancel()
+            self.process.tell(Drained(self.process.role, self._cut))
 
 
 async def serve(process: Process, sock: socket.socket) -> None:
@@ -85,7 +96,7 @@ async def serve(process: Process, sock: socket.socket) -> None:
     host = HttpHost(process.settings, client, frontends, process.hooks)
     api = Api(process, client, host)
     loop = asyncio.get_running_loop()
-    process.inbox.watch(loop, api.take)
+    process.inbox.watch(loop, api.take, api.failed)
     for message in process.early:
         api.take(message)
     own = [f for f in frontends.values() if not isinstance(f, HttpFrontend)]
@@ -105,6 +116,8 @@ async def _until(stop: asyncio.Task[bool], tasks: list[asyncio.Task[None]], api:
         done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in done - {stop}:
             task.result()  # raises what it raised
+    if api.error is not None:
+        raise api.error
 
 
 async def _shut_down(own: list[Frontend], host: HttpHost, tasks: list[asyncio.Task[None] | asyncio.Task[bool]]) -> None:

@@ -229,7 +229,7 @@ class Supervisor:
         elif isinstance(message, Drained):
             self._drained = True
             if message.open:
-                log.warning("%d requests were cut off", message.open)
+                log.warning("requests that were cut off: %d", message.open)
 
     def _greet(self, hello: Hello) -> None:
         """Raises: PluginError if the child's plugins are not ours."""

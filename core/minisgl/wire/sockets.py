@@ -103,21 +103,35 @@ class Inbox:
         """To wait on together with other things; read it by ``receive(0)``."""
         return self._socket
 
-    def watch(self, loop: asyncio.AbstractEventLoop, handle: Callable[[Message], None]) -> None:
-        """Call ``handle`` for every message, in the event loop, until ``close``."""
+    def watch(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        handle: Callable[[Message], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Call ``handle`` for every message, in the event loop, until ``close``; ``failed`` if it raises or a message is
+        malformed: a message that is lost may be one that somebody waits for."""
         self._watching = loop
-        loop.add_reader(self._socket.fileno(), self._on_readable, loop, handle)
+        loop.add_reader(self._socket.fileno(), self._on_readable, loop, handle, failed)
         # The descriptor signals changes only; what was there before, or is left after a batch, needs a look of its own.
-        loop.call_soon(self._on_readable, loop, handle)
+        loop.call_soon(self._on_readable, loop, handle, failed)
 
-    def _on_readable(self, loop: asyncio.AbstractEventLoop, handle: Callable[[Message], None]) -> None:
+    def _on_readable(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        handle: Callable[[Message], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
         if self._watching is None:
             return
-        messages = self._take()
-        if len(messages) == _DRAIN:
-            loop.call_soon(self._on_readable, loop, handle)
-        for message in messages:
-            handle(message)
+        try:
+            messages = self._take()
+            if len(messages) == _DRAIN:
+                loop.call_soon(self._on_readable, loop, handle, failed)
+            for message in messages:
+                handle(message)
+        except Exception as exc:
+            failed(exc)
 
     def _take(self) -> list[Message]:
         taken: list[Message] = []
