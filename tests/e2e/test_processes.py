@@ -178,6 +178,8 @@ def test_only_the_engine_process_loads_torch(start: Maker, tmp_path: Path) -> No
     model = write_byte_model(tmp_path / "real", weights=True)
     server = start("--model", str(model), "--executor", "local", "--kv.num-pages", "64", "--engine.threads", "1")
     assert "attention=torch" in server.stdout
+    assert "model=real device=cpu" in server.stdout
+    assert " arch=LlamaForCausalLM " in server.stdout
     assert {role: server.loads(role, "libtorch") for role in ("engine", "text-0", "api-0", "supervisor")} == {
         "engine": True,
         "text-0": False,

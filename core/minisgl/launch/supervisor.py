@@ -356,7 +356,8 @@ class Supervisor:
 
 def ready_line(where: str, info: EngineInfo, seconds: float) -> str:
     """``ready: http://127.0.0.1:30000  model=... device=cpu dtype=float32 pages=2048x16 cache=radix ...``"""
-    picks = " ".join(f"{kind}={name}" for kind, name in sorted(info.picks.items()))
+    named = {"arch" if kind == "model" else kind: name for kind, name in info.picks.items()}
+    picks = " ".join(f"{kind}={name}" for kind, name in sorted(named.items()))
     return (
         f"ready: {where}  model={info.served_names[0]} device={info.device} dtype={info.dtype} max_len={info.max_len} "
         f"pages={info.num_pages}x{info.page_size} {picks}  ({seconds:.1f} s)"
