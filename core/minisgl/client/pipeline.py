@@ -171,7 +171,7 @@ class LLM:
         show_progress: bool = True,
         **options: Any,
     ) -> None:
-        classes = {kind: value for kind, value in options.items() if isinstance(value, type)}
+        classes: dict[str, Any] = {kind: value for kind, value in options.items() if isinstance(value, type)}
         overrides = {key: value for key, value in options.items() if key not in classes}
         if model is not None:
             overrides["model"] = {**overrides.get("model", {}), "path": str(model)}
