@@ -378,17 +378,25 @@ def test_a_request_waits_as_long_as_the_shared_prompt_is_prefilled() -> None:
 
 
 def test_an_unrelated_request_does_not_wait() -> None:
-    """Neither one that shares less than a page, nor one of another namespace, nor one whose shared page is cached."""
+    """Neither one whose shared page is cached, nor one that would compute the shared page again anyway."""
     lab = Lab(policy=build(ChunkedScheduler, max_chunk=8))
     lab.give(ask(9, 5))
     lab.finish()
     lab.give(ask(1, 30))
     less = ask(2, np.concatenate([ints(range(7)), ints([90] * 8)]))  # page 0 is cached, page 1 differs
-    other = ask(3, 30, namespace=b"b")
-    short = ask(4, 8)  # its second page would be computed again anyway
-    lab.give(less, other, short)
-    assert [s.slot for s in lab.step().spans] == [0, 1, 2, 3]
+    short = ask(4, 8)  # its last page is its second
+    lab.give(less, short)
+    assert [init.uid for init in lab.step().init] == [1, 2, 4]
     lab.finish()
+
+
+def test_a_request_of_another_namespace_does_not_wait() -> None:
+    lab, admits = Lab(), [ask(1, 30), ask(2, 30, namespace=b"b"), ask(3, 30, namespace=b"b")]
+    lab.give(*admits)
+    assert [init.uid for init in lab.step().init] == [1, 2]
+    assert [init.uid for init in lab.step().init] == [3]
+    lab.finish()
+    lab.check(*admits)
 
 
 def test_the_waiting_go_on_when_the_prefill_they_wait_for_is_aborted() -> None:
