@@ -222,3 +222,49 @@ def test_pieces_can_be_driven_by_hand(checkpoint: Path) -> None:
     assert (ended.uid, ended.output_tokens, ended.prompt_tokens) == (77, 5, 10)
     assert tuple(tokens) == want
     assert isinstance(p.engine.scheduler.limits, Limits)
+
+
+def test_pool_full_of_cached_prefixes_gives_pages_to_new_prompts(checkpoint: Path) -> None:
+    """M7: every page is evictable, then allocations of several pages each."""
+    with open_llm(checkpoint, kv={"page_size": 16, "num_pages": 12}) as llm:
+        for salt in range(12):
+            llm.generate([prompt(40 + salt, salt)], GREEDY)
+            counts = llm.pipeline.engine.scheduler.counts()
+            assert counts["free"] + counts["evictable"] + counts["locked"] == 12
+        assert counts["evictable"] >= 9, "the pool is not full of cached prefixes; the test proves nothing"
+        fresh = llm.generate([prompt(100, 99)], GREEDY)[0]
+    with open_llm(checkpoint) as large:
+        assert large.generate([prompt(100, 99)], GREEDY)[0].ids == fresh.ids
+
+
+@pytest.mark.parametrize("loop", ["sync", "overlap"])
+def test_no_later_plan_holds_a_row_whose_client_left(checkpoint: Path, loop: str) -> None:
+    """M1: after the abort at most one more step computes the row; then its slot and pages are back."""
+    with open_llm(checkpoint, loop=loop, cache="naive") as llm:
+        p = llm.pipeline
+        submit, plans = p.engine.executor.submit, []
+
+        def record(plan: Any) -> Any:
+            plans.append(plan)
+            return submit(plan)
+
+        p.engine.executor.submit = record  # type: ignore[method-assign]
+        long = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+        [leaves] = p.submit(GenerateRequest(ids=tuple(prompt(20)), sampling=long))
+        [stays] = p.submit(GenerateRequest(ids=tuple(prompt(21, 1)), sampling=long))
+        while len(plans) < 10:
+            p.step()
+        slots = {init.uid: init.slot for plan in plans for init in plan.init}
+        del plans[:]
+        p.cancel([leaves])
+        for _ in range(6):
+            p.step()
+        with_row = [plan for plan in plans if plan.n_decode == 2]
+        assert len(with_row) <= 1, [plan.n_decode for plan in plans]
+        assert slots[leaves] in {int(s) for plan in plans for s in plan.retire}
+        p.engine.scheduler.audit()
+        p.cancel([stays])
+        for _ in range(3):
+            p.step()
+        assert p.idle
+        assert p.engine.scheduler.counts()["free"] == p.info.num_pages

@@ -55,12 +55,12 @@ def test_default_model_is_pinned_and_named() -> None:
         "Apache-2.0",
     )
     assert package.wheel_sha256 == "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-    assert package.defaults == {"temperature": 0.2, "top_p": 0.9}
+    assert package.defaults == {"temperature": 0.2, "top_p": 0.5}
 
 
 def test_default_model_resolves(smollm2: LocalModel) -> None:
     assert smollm2.name == "SmolLM2-135M-Instruct"
-    assert smollm2.defaults == {"temperature": 0.2, "top_p": 0.9}
+    assert smollm2.defaults == {"temperature": 0.2, "top_p": 0.5}
     assert smollm2.tokenizer_dir == smollm2.path
     assert (smollm2.config["num_hidden_layers"], smollm2.config["vocab_size"]) == (30, 49152)
     assert smollm2.config["tie_word_embeddings"] is True
