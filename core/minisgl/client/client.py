@@ -16,6 +16,7 @@ from typing import Any
 from minisgl.base.errors import RequestError
 from minisgl.base.types import Accepted, Delta, EngineInfo, GenerateRequest, Refused, Usage
 from minisgl.client.envelope import unavailable
+from minisgl.text.validate import MAX_N, integer
 from minisgl.wire.messages import (
     API_SHIFT,
     Beat,
@@ -195,6 +196,7 @@ class EngineClient:
     # ---------------------------------------------------------------------------------------------------------- requests
 
     def _submit(self, r: GenerateRequest) -> _Job:
+        integer(r.n, "n", 1, MAX_N)  # before uids are made of it
         self._check_open(r.n)
         worker = next(self._turn)
         uids = [self._new_uid(worker) for _ in range(r.n)]

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
-from minisgl.base.errors import ConfigError, RequestError
+from minisgl.base.errors import ConfigError, Fault, RequestError
 from minisgl.base.types import (
     Accepted,
     Admit,
@@ -38,6 +39,7 @@ from minisgl.text.create import make_tokenizer
 from minisgl.text.processor import TextProcessor
 from minisgl.text.resolve import resolve_model
 from minisgl.text.tokenizer import Tokenizer
+from minisgl.text.validate import MAX_N, integer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -90,21 +92,24 @@ class Pipeline:
             self.model: LocalModel = resolve_model(
                 self.settings, self.registry, self.hooks, progress, weights=executor.needs_weights
             )
+            # Before the engine: a tokenizer that cannot be used is known before weights are read, and leaves no engine behind.
+            self.tokenizer = make_tokenizer(self.settings, self.registry, self.model)
             self.engine = build_engine(self.settings, self.registry, self.model, self.port, progress, observers)
         self.info: EngineInfo = self.engine.info
-        self.tokenizer = make_tokenizer(self.settings, self.registry, self.model)
         self.text = TextProcessor(self.tokenizer, self.info)
         self._next_uid = 0
 
     @classmethod
-    def from_config(cls, path: str | Path, **kw: Any) -> Self:
-        """Settings from a TOML file (and the environment)."""
-        return cls(load_settings(files=[Path(path)]).settings, **kw)
+    def from_config(cls, path: str | Path, *, plugins: Sequence[str | object] = (), **kw: Any) -> Self:
+        """Settings from a TOML file (and the environment). ``kw``: as of the class, without registry and hooks."""
+        loaded = load_settings(files=[Path(path)], plugins=plugins)
+        return cls(loaded.settings, registry=loaded.registry, hooks=loaded.hooks, **kw)
 
     # ---------------------------------------------------------------------------------------------------- with text
 
     def submit(self, request: GenerateRequest) -> list[int]:
         """Queue a request; returns the uids of its ``n`` outputs. Raises: RequestError."""
+        integer(request.n, "n", 1, MAX_N)  # before uids are made of it
         uids = list(range(self._next_uid, self._next_uid + request.n))
         self._next_uid += request.n
         outputs, admits = self.text.submit(uids, request)
@@ -184,12 +189,13 @@ class LLM:
             show_progress=show_progress,
             **classes,
         )
+        self._boxes: dict[int, deque[TextOutput]] = {}  # by uid: what came out of a request and is not looked at yet
 
     @classmethod
     def on(cls, pipeline: Pipeline) -> Self:
         """An LLM on a pipeline that exists; closing it closes the pipeline."""
         llm = cls.__new__(cls)
-        llm.pipeline = pipeline
+        llm.pipeline, llm._boxes = pipeline, {}
         return llm
 
     @property
@@ -244,32 +250,49 @@ class LLM:
     def stream(
         self, prompt: Prompt | Sequence[Message], sampling: SamplingParams | None = None, **template: Any
     ) -> Iterator[Delta]:
-        """Deltas of one output as they come; closing the iterator ends the request."""
+        """Deltas of one output as they come. The request begins with the first that is asked for; closing the iterator ends
+        it. Several streams may be read in turn. Raises: RequestError, from the iterator."""
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
             request = GenerateRequest(
                 messages=tuple(cast(Sequence[Message], prompt)), template=template, param="messages"
             )
         else:
             request = prompt_request(cast(Prompt, prompt))
-        uids = self.pipeline.submit(replace(request, sampling=sampling or SamplingParams()))
-        return self._deltas(uids)
+        yield from self._deltas(self.pipeline.submit(replace(request, sampling=sampling or SamplingParams())))
 
     def _deltas(self, uids: list[int]) -> Iterator[Delta]:
+        """What comes out of these requests until each has ended. Raises: RequestError for the first that fails."""
+        box: deque[TextOutput] = deque()
+        self._boxes.update(dict.fromkeys(uids, box))
         open_uids = set(uids)
         try:
             while open_uids:
-                for out in self.pipeline.step():
-                    if isinstance(out, Refused) and out.uid in open_uids:
+                while not box:
+                    self._step()
+                out = box.popleft()
+                if isinstance(out, Refused):
+                    open_uids.discard(out.uid)
+                    raise refusal(out)
+                if isinstance(out, Delta):
+                    if out.finish is not None:
                         open_uids.discard(out.uid)
-                        raise refusal(out)
-                    if isinstance(out, Delta) and out.uid in open_uids:
-                        if out.finish is not None:
-                            open_uids.discard(out.uid)
-                        if out.finish == "error":
-                            raise RequestError(out.error, status=500, code="internal_error")
-                        yield out
+                    if out.finish == "error":
+                        raise RequestError(out.error, status=500, code="internal_error")
+                    yield out
         finally:
+            for uid in uids:
+                del self._boxes[uid]
             self.pipeline.cancel(sorted(open_uids))
+
+    def _step(self) -> None:
+        """One pass; each output goes to whoever reads it. Raises: Fault if nothing can come out any more."""
+        if self.pipeline.idle:
+            raise Fault(
+                "a request ended unseen: its outputs went to another caller of Pipeline.step(), or it was cancelled"
+            )
+        for out in self.pipeline.step():
+            if (box := self._boxes.get(out.uid)) is not None:
+                box.append(out)
 
     def _run(self, requests: Sequence[GenerateRequest]) -> list[RequestOutput]:
         uids: list[int] = []

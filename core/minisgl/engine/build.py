@@ -32,10 +32,11 @@ def build_engine(
     port: EnginePort,
     progress: Callable[[str, int, int], None] = no_progress,
     observers: Sequence[Observer] = (),
+    queue_limit: int | None = None,
 ) -> Engine:
     """Load the configured components and the model; the engine is ready when this returns.
 
-    ``observers``: in addition to the configured ones. Raises: PluginError, ConfigError, ModelError, CapacityError, Fault.
+    ``observers``: in addition to the configured ones. ``queue_limit``: see Engine. Raises: PluginError, ConfigError, ModelError, CapacityError, Fault.
     """
 
     def pick(kind: str) -> str:
@@ -82,7 +83,7 @@ def build_engine(
         loop=loop,
         port=port,
         info=engine_info(settings, model, facts, device),
-        queue_limit=settings.limits.queue,
+        queue_limit=queue_limit,
         stall_s=settings.engine.stall_s or (300.0 if device.device.startswith("cpu") else 60.0),
         observers=[*named_observers, *observers],
         check_plan=plan_checker(settings, limits),

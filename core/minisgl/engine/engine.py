@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from minisgl.base.errors import Fault, MiniSGLError
-from minisgl.base.types import Admit, Ended, EngineInfo, Refused, StepPlan, StepResult
+from minisgl.base.types import Admit, Ended, EngineInfo, EngineOutput, Refused, StepPlan, StepResult, Tokens
 from minisgl.engine.executor import Executor
 from minisgl.engine.loop import StepLoop, Ticket
 from minisgl.engine.port import Abort, Control, EngineInput, EnginePort, Stop
@@ -39,7 +39,9 @@ class Observers:
         merged: dict[str, Any] = {}
         for observer in tuple(self.active):
             try:
-                merged.update(observer.snapshot())
+                counters = dict(observer.snapshot())
+                json.dumps(counters)  # what cannot be sent is the observer's failure, not the engine's
+                merged.update(counters)
             except Exception:
                 log.exception("observer %s failed in snapshot() and is off now", type(observer).__name__)
                 self.active.remove(observer)
@@ -50,7 +52,8 @@ class Engine:
     """Implements the loop's primitives (``EngineOps``). ``info``: what the engine says of itself.
 
     ``turn()`` is one pass of the loop; ``run()`` makes passes until a Stop arrives. A request that is wrong is refused and
-    nothing else is affected; an exception out of ``turn()`` means the engine is dead.
+    nothing else is affected; an exception out of ``turn()`` means the engine is dead. ``queue_limit``: most requests beyond
+    the ``max_running`` that can run; None: any number.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Engine:
         loop: StepLoop,
         port: EnginePort,
         info: EngineInfo,
-        queue_limit: int,
+        queue_limit: int | None,
         stall_s: float,
         observers: Sequence[Observer] = (),
         check_plan: Callable[[StepPlan], None] | None = None,
@@ -104,21 +107,27 @@ class Engine:
             self._stopping = True
 
     def _admit(self, a: Admit) -> None:
-        if self.scheduler.n_waiting >= self._queue_limit:
-            refused: Refused | None = Refused(
-                a.uid,
-                503,
-                f"{self.scheduler.n_waiting} requests are waiting, which is the limit (limits.queue); try again later",
-                "server_overloaded",
-            )
-        else:
-            refused = self.scheduler.admit(a)
+        refused = self._overload(a) or self.scheduler.admit(a)
         if refused is not None:
             self.port.send(a.owner, [refused])
             self.observers.call("request", RequestEvent(a.uid, "refused", time.monotonic_ns(), len(a.ids)))
             return
-        self._first_token_due.add(a.uid)
+        if self.observers.active:
+            self._first_token_due.add(a.uid)
         self.observers.call("request", RequestEvent(a.uid, "admitted", time.monotonic_ns(), len(a.ids)))
+
+    def _overload(self, a: Admit) -> Refused | None:
+        """What is open is counted, not what waits: requests that come together all wait before the first of them runs."""
+        waiting, running = self.scheduler.n_waiting, self.scheduler.n_running
+        if self._queue_limit is None or waiting + running < self.info.max_running + self._queue_limit:
+            return None
+        return Refused(
+            a.uid,
+            503,
+            f"{running} requests run and {waiting} wait, which is the limit (limits.max_running + limits.queue); "
+            "try again later",
+            "server_overloaded",
+        )
 
     def schedule(self) -> StepPlan | None:
         start = time.perf_counter_ns()
@@ -211,7 +220,7 @@ class Engine:
         )
         self.observers.call("step", stats)
 
-    def _observe_outputs(self, outputs: Sequence[Any]) -> None:
+    def _observe_outputs(self, outputs: Sequence[EngineOutput]) -> None:
         now = time.monotonic_ns()
         due = self._first_token_due
         for out in outputs:
@@ -221,7 +230,7 @@ class Engine:
                     out.uid, "ended", now, out.prompt_tokens, out.cached_tokens, out.output_tokens, str(out.finish)
                 )
                 self.observers.call("request", event)
-            elif due and hasattr(out, "uids"):
+            elif due and isinstance(out, Tokens):
                 for uid in due.intersection(out.uids.tolist()):
                     due.discard(uid)
                     self.observers.call("request", RequestEvent(uid, "first_token", now))

@@ -150,9 +150,10 @@ def build_and_run(process: Process, go: wire.Go, zmq_port: ZmqPort, pulse: Pulse
         raise Stopped
     assert go.model is not None
     progress = progress_to(process.tell, process.role)
-    engine = build_engine(process.settings, process.registry, go.model, zmq_port, progress)
+    settings = process.settings
+    engine = build_engine(settings, process.registry, go.model, zmq_port, progress, queue_limit=settings.limits.queue)
     try:
-        pulse.watch(zmq_port, engine, stall_limit(process.settings.engine.stall_s, engine.info))
+        pulse.watch(zmq_port, engine, stall_limit(settings.engine.stall_s, engine.info))
         process.tell(Ready(process.role, engine.info))
         engine.run()
     finally:

@@ -1,0 +1,95 @@
+"""The Python API around the engine, on the scripted device: streams side by side, many prompts, refusals, settings files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisgl import LLM, Pipeline, SamplingParams
+from minisgl.api.hookspec import hookimpl
+from minisgl.base.errors import Fault, ModelError, RequestError
+from minisgl.base.types import GenerateRequest
+from minisgl.testing.bytemodel import byte_ids, write_byte_model
+
+ALL = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_byte_model(tmp_path_factory.mktemp("bytes") / "model")
+
+
+def open_llm(folder: Path, **options: Any) -> LLM:
+    """Each prompt is its own answer."""
+    return LLM(folder, executor="scripted", observer=[], show_progress=False, **options)
+
+
+def test_streams_read_in_turn_lose_nothing(folder: Path) -> None:
+    with open_llm(folder) as llm:
+        one, two = llm.stream("abcdef", ALL), llm.stream("uvwxyz", ALL)
+        texts = ["", ""]
+        for a, b in zip(one, two, strict=True):
+            texts = [texts[0] + a.text, texts[1] + b.text]
+    assert texts == ["abcdef", "uvwxyz"]
+
+
+def test_batch_beside_an_open_stream_loses_nothing(folder: Path) -> None:
+    with open_llm(folder) as llm:
+        stream = llm.stream("abcdef", ALL)
+        text = next(stream).text
+        assert llm.generate("xyz", ALL)[0].text == "xyz"
+        assert text + "".join(d.text for d in stream) == "abcdef"
+
+
+def test_stream_that_is_never_read_runs_nothing(folder: Path) -> None:
+    with open_llm(folder) as llm:
+        llm.stream("abc", ALL)
+        assert llm.pipeline.idle
+
+
+def test_outputs_taken_by_another_are_an_error_and_no_hang(folder: Path) -> None:
+    with open_llm(folder) as llm:
+        stream = llm.stream("abcdef", ALL)
+        next(stream)
+        while not llm.pipeline.idle:
+            llm.pipeline.step()
+        with pytest.raises(Fault, match=r"another caller of Pipeline.step"):
+            list(stream)
+
+
+def test_batch_may_have_more_prompts_than_a_server_lets_wait(folder: Path) -> None:
+    """limits.queue is for servers, whose clients can come again; an offline batch is one call."""
+    prompts = [byte_ids(f"{i:03}") for i in range(40)]
+    with open_llm(folder, limits={"queue": 3, "max_running": 2}) as llm:
+        assert [o.text for o in llm.generate(prompts, ALL)] == [f"{i:03}" for i in range(40)]
+
+
+@pytest.mark.parametrize("n", [0, -3, 129, True])
+def test_number_of_outputs_is_checked_before_uids_are_made(folder: Path, n: int) -> None:
+    with open_llm(folder) as llm:
+        with pytest.raises(RequestError, match="n"):
+            llm.pipeline.submit(GenerateRequest(text="a", n=n))
+        assert llm.pipeline.submit(GenerateRequest(text="a")) == [0]
+
+
+class Small:
+    @hookimpl
+    def config_defaults(self) -> dict[str, Any]:
+        return {"kv": {"num_pages": 5}}
+
+
+def test_from_config_takes_the_defaults_of_plugin_objects(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "m.toml"
+    file.write_text(f'executor.use = "scripted"\n[model]\npath = "{folder}"\n[kv]\npage_size = 8\n')
+    with Pipeline.from_config(file, plugins=[Small()], show_progress=False) as pipeline:
+        assert (pipeline.info.num_pages, pipeline.info.page_size) == (5, 8)
+
+
+def test_broken_tokenizer_is_known_before_the_engine_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_byte_model(tmp_path / "model")
+    (folder / "tokenizer.json").write_text("{}")
+    monkeypatch.setattr("minisgl.client.pipeline.build_engine", lambda *a, **k: pytest.fail("the engine was built"))
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        open_llm(folder)
