@@ -7,6 +7,7 @@ one token, 0.40 for 16 and 0.45 for 256. The op is the one that torch.compile us
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 
 import torch
@@ -33,7 +34,8 @@ def pack(weight: Tensor) -> Apply | None:
 
 
 def _supported(dtype: torch.dtype) -> bool:
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    x86 = platform.machine().lower() in ("x86_64", "amd64")  # elsewhere torch may be built with another library
+    if not x86 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -14,14 +14,29 @@ class TorchOps(Ops):
         super().__init__(ctx)
         self._pos: Tensor | None = None
         self._turn: tuple[Tensor, Tensor]  # cosines and signed sines at self._pos
+        self._eps: dict[float, Tensor] = {}
+        self._device = ctx.device
 
     def table(self) -> OpTable:
         return {
-            "rms_norm": rms_norm,
-            "add_rms_norm": add_rms_norm,
+            "rms_norm": self.rms_norm,
+            "add_rms_norm": self.add_rms_norm,
             "rope": self.rope,
             "silu_mul": silu_mul,
         }
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """In float32 inside, as transformers does it. Five calls: ``F.rms_norm`` takes half as long again on a CPU."""
+        if eps not in self._eps:
+            self._eps[eps] = torch.tensor(eps, dtype=torch.float32, device=self._device)
+        h = x.float()
+        length = torch.linalg.vector_norm(h, 2, -1, True)  # [n, 1]
+        scale = torch.addcmul(self._eps[eps], length, length, value=1 / x.shape[-1]).rsqrt_()
+        return (h * scale).to(x.dtype).mul_(weight)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        residual = x.add_(residual)
+        return self.rms_norm(residual, weight, eps), residual
 
     def rope(self, q: Tensor, k: Tensor, pos: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines are looked up once per step: every layer passes the same ``pos``."""
@@ -37,18 +52,6 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Each pair (x[i], x[i + head_dim / 2]) turned by its angle. x: [n, heads, head_dim]; cos, sin: [n, 1, head_dim]."""
     swapped = x.roll(x.shape[-1] // 2, -1)
     return torch.addcmul(x * cos, swapped, sin)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """In float32 inside, as transformers does it."""
-    h = x.float()
-    scale = torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
-    return weight * (h * scale).to(x.dtype)
-
-
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    residual = x.add_(residual)
-    return rms_norm(residual, weight, eps), residual
 
 
 def silu_mul(x: Tensor) -> Tensor:

@@ -141,12 +141,13 @@ def argmax(logits: Tensor) -> Tensor:
 
 
 def inverse_cdf(weight: Tensor, u: Tensor) -> Tensor:
-    """The index where the running sum of ``weight`` [n, m] >= 0 passes ``u`` [n] of its total: never one of weight 0."""
+    """The index where the running sum of ``weight`` [n, m] >= 0 passes ``u`` [n] of its total: never one of weight 0. With
+    weights that are no numbers it is still an index of the row."""
     running = weight.cumsum(-1, dtype=torch.float64)
     total = running[:, -1:].contiguous()
     index = torch.searchsorted(running, u[:, None] * total, right=True)
     last = torch.searchsorted(running, total)  # the last of positive weight
-    return torch.minimum(index, last).squeeze(1)
+    return torch.minimum(index, last).clamp_(max=weight.shape[1] - 1).squeeze(1)
 
 
 def _draw(values: Tensor, ids: Tensor, keep: Tensor, u: Tensor) -> Tensor:

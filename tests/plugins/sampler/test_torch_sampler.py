@@ -101,6 +101,19 @@ def test_minus_infinity_is_never_drawn():
     assert counts[1] == counts[5] == 0
 
 
+def test_logits_that_are_no_numbers_give_valid_ids_and_touch_no_neighbour():
+    s, alone = sampler(3000), sampler(3000)
+    specs = [SamplingSpec(), SamplingSpec(top_p=0.9), SamplingSpec(top_k=2000), SamplingSpec(temperature=0)]
+    for slot, spec in enumerate(specs * 2):
+        s.set_row(slot, slot, spec)
+        alone.set_row(slot, slot, spec)
+    good = torch.randn(4, 3000, generator=torch.Generator().manual_seed(0))
+    both = torch.cat((torch.full((4, 3000), float("nan")), good))
+    tokens = sample(s, both, range(8), [0] * 8)
+    assert all(0 <= t < 3000 for t in tokens)
+    assert tokens[4:] == sample(alone, good, range(4, 8), [0] * 4)
+
+
 # -------------------------------------------------------------------------------------------------------------- large vocabularies
 
 

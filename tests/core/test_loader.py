@@ -1,0 +1,41 @@
+"""Parts of the loader that no tensor-parallel size 1 model shows: slices of a rank."""
+
+import torch
+from safetensors.torch import save_file
+
+from minisgl.nn.layers import Linear, ParamSpec
+from minisgl.nn.loader import Checkpoint, _fill
+from minisgl.runtime.model import TpInfo
+
+CPU = torch.device("cpu")
+
+
+def test_a_rank_reads_its_slice_of_each_merged_part_m13(tmp_path):
+    """Rank 1 of 2 of a merged q, k, v: the second half of each, not of the whole."""
+    q, k = torch.arange(32.0).view(8, 4), 100 + torch.arange(16.0).view(4, 4)
+    save_file({"q": q, "k": k}, tmp_path / "m.safetensors")
+    spec = ParamSpec("qk", (("q", (8, 4)), ("k", (4, 4))), 0)
+    got = _fill(Checkpoint([tmp_path / "m.safetensors"]), spec, torch.float32, CPU, TpInfo(1, 2))
+    assert torch.equal(got, torch.cat((q[4:], k[2:])))
+
+
+def test_a_row_layer_splits_its_inputs_and_keeps_its_bias_whole_n7(tmp_path):
+    layer = Linear(6, 4, torch.float32, bias=True, shard=1)
+    weight, bias = layer.specs("o")
+    save_file({"o.weight": torch.arange(24.0).view(4, 6), "o.bias": torch.arange(4.0)}, tmp_path / "m.safetensors")
+    ckpt = Checkpoint([tmp_path / "m.safetensors"])
+    got = _fill(ckpt, weight, torch.float32, CPU, TpInfo(1, 2))
+    assert torch.equal(got, torch.arange(24.0).view(4, 6)[:, 3:])
+    assert torch.equal(_fill(ckpt, bias, torch.float32, CPU, TpInfo(1, 2)), torch.arange(4.0))
+
+
+def test_packed_and_plain_linear_agree():
+    torch.manual_seed(0)
+    for rows in (1, 3, 16, 100):
+        layer = Linear(48, 80, torch.float32, bias=True, shard=0)
+        layer.weight, layer.bias = (torch.nn.Parameter(torch.randn(*s), False) for s in ((80, 48), (80,)))
+        x = torch.randn(rows, 48)
+        expected = x.double() @ layer.weight.double().T + layer.bias.double()
+        with torch.inference_mode():
+            layer.finish()
+            assert torch.allclose(layer(x).double(), expected, atol=1e-4)
