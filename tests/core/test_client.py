@@ -242,6 +242,39 @@ def test_a_server_that_cannot_serve_answers_503_with_its_reason(prepare: Callabl
     run(test)
 
 
+def test_more_questions_than_may_wait_are_answered_503() -> None:
+    """/tokenize and the like: the text worker's queue does not grow without a limit."""
+
+    async def test() -> None:
+        w = World(queue=2)
+        asked = [asyncio.ensure_future(w.client.tokenize(REQUEST)) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(RequestError, match=r"limits\.queue") as e:
+            await w.client.detokenize([1])
+        assert (e.value.status, e.value.code, e.value.retry_after) == (503, "server_overloaded", 1)
+        w.client.take(Tokenized(w.sent[0][1].uid, (5,)))  # type: ignore[union-attr]
+        assert await asked[0] == [5]
+        again = asyncio.ensure_future(w.client.detokenize([1]))
+        await asyncio.sleep(0)
+        assert isinstance(w.sent[-1][1], Detokenize)
+        for task in (asked[1], again):
+            task.cancel()
+
+    run(test)
+
+
+@pytest.mark.parametrize("n", [0, -1, 129, True])
+def test_number_of_outputs_is_checked_before_anything_is_sent(n: int) -> None:
+    async def test() -> None:
+        w = World(queue=1000)
+        with pytest.raises(RequestError) as e:
+            await anext(w.client.generate(GenerateRequest(text="x", n=n)))
+        assert (e.value.status, e.value.param) == (400, "n")
+        assert w.sent == []
+
+    run(test)
+
+
 def test_more_requests_than_run_and_wait_are_answered_503_until_one_ends() -> None:
     """A17: the status is known before anything is sent."""
 

@@ -320,7 +320,27 @@ def test_no_uids_harm_nobody() -> None:
     assert processor().submit([], request(n=0)) == ([], [])
 
 
-@pytest.mark.parametrize("salt", ["a@b", "a/b", "a\\b", "a\0b", "x" * 129])
+class Picky(ByteTokenizer):
+    """Makes one decoder, and fails at the second."""
+
+    made = 0
+
+    def decoder(self, skip_special: bool) -> Decoder:
+        self.made += 1
+        if self.made > 1:
+            raise RuntimeError("no more decoders")
+        return super().decoder(skip_special)
+
+
+def test_tokenizer_that_fails_in_the_middle_of_a_request_refuses_it_and_keeps_nothing() -> None:
+    p = TextProcessor(Picky(), INFO)
+    (refusal,), admits = p.submit([7, 8], request(n=2))
+    assert isinstance(refusal, Refused)
+    assert (refusal.uid, refusal.status, admits) == (7, 500, [])
+    assert p.cancel([7, 8]) == []
+
+
+@pytest.mark.parametrize("salt", ["a@b", "a/b", "a\\b", "a\0b", "x" * 129, "a\ud800"])
 def test_impossible_cache_salts_are_refused(salt: str) -> None:
     assert refused(request(cache_salt=salt)).param == "cache_salt"
 

@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from minisgl.base.bounds import MAX_N
 from minisgl.base.errors import RequestError
 from minisgl.base.types import Accepted, Delta, EngineInfo, GenerateRequest, Refused, Usage
 from minisgl.client.envelope import unavailable
-from minisgl.text.validate import MAX_N, integer
+from minisgl.text.validate import integer
 from minisgl.wire.messages import (
     API_SHIFT,
     Beat,
@@ -245,12 +246,9 @@ class EngineClient:
         assert self.info is not None, f"state {self.state!r} without info"
         most = self.info.max_running + self._queue_limit
         if self.num_open + n > most:
-            raise RequestError(
+            raise _overloaded(
                 f"{self.num_open} requests run or wait, and {n} more would be over the limit of {most} "
-                "(limits.max_running + limits.queue); try again later",
-                status=503,
-                code="server_overloaded",
-                retry_after=1,
+                "(limits.max_running + limits.queue)"
             )
 
     def _new_uid(self, worker: int) -> int:
@@ -272,6 +270,8 @@ class EngineClient:
         why = self.healthy()
         if why is not None and why != "server_draining":
             raise unavailable(why)
+        if len(self._answers) >= self._queue_limit:
+            raise _overloaded(f"{len(self._answers)} questions wait for an answer, which is the limit (limits.queue)")
         answer = self._answers[uid] = asyncio.get_running_loop().create_future()
         try:
             self._send(way, message, None)
@@ -289,3 +289,7 @@ class EngineClient:
         if isinstance(got, Refused):
             raise RequestError(got.message, status=got.status, code=got.code, param=got.param)
         return got
+
+
+def _overloaded(why: str) -> RequestError:
+    return RequestError(f"{why}; try again later", status=503, code="server_overloaded", retry_after=1)

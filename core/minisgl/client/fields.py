@@ -10,10 +10,8 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from minisgl.base.bounds import INT64_MAX, INT64_MIN
 from minisgl.base.errors import RequestError
-
-INT64_MIN = -(2**63)
-INT64_MAX = 2**63 - 1
 
 
 def show(value: Any) -> str:
@@ -43,7 +41,7 @@ def as_boolean(value: Any, path: str) -> bool:
     return value
 
 
-def as_integer(value: Any, path: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int:
+def as_integer(value: Any, path: str, low: float = INT64_MIN, high: float = INT64_MAX) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         raise invalid_type(path, value, "an integer")
     if isinstance(value, float) and math.isfinite(value) and not value.is_integer():
@@ -151,7 +149,7 @@ class Fields:
         value = self.raw(name)
         return None if value is None else as_boolean(value, self.at(name))
 
-    def integer(self, name: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int | None:
+    def integer(self, name: str, low: float = INT64_MIN, high: float = INT64_MAX) -> int | None:
         value = self.raw(name)
         return None if value is None else as_integer(value, self.at(name), low, high)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
+from minisgl.base.bounds import MAX_N
 from minisgl.base.errors import ConfigError, Fault, RequestError
 from minisgl.base.types import (
     Accepted,
@@ -39,7 +40,7 @@ from minisgl.text.create import make_tokenizer
 from minisgl.text.processor import TextProcessor
 from minisgl.text.resolve import resolve_model
 from minisgl.text.tokenizer import Tokenizer
-from minisgl.text.validate import MAX_N, integer
+from minisgl.text.validate import integer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]

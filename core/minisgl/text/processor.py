@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from minisgl.base.bounds import NEUTRAL
 from minisgl.base.errors import RequestError
 from minisgl.base.types import (
     I32,
@@ -142,12 +143,14 @@ class TextProcessor:
                 raise ValueError(f"{len(uids)} uids for n = {request.n}")
             ids = self._prompt(request)
             spec = self._spec(request, len(ids))
+            admits = [self._admit(uid, i, ids, spec, request) for i, uid in enumerate(uids)]
         except RequestError as e:
             return [Refused(uids[0], e.status, e.message, e.code, e.param)], []
         except Exception:
             logger.exception("a request could not be processed")
+            for uid in uids:
+                self._running.pop(uid, None)
             return [Refused(uids[0], 500, "the request could not be processed", "internal_error")], []
-        admits = [self._admit(uid, i, ids, spec, request) for i, uid in enumerate(uids)]
         return [Accepted(uids[0], len(ids))], admits
 
     def _admit(self, uid: int, index: int, ids: I32, spec: SamplingSpec, request: GenerateRequest) -> Admit:
@@ -317,9 +320,6 @@ class TextProcessor:
             fresh[uid] = output
             if output.take(token):
                 aborts.append(uid)
-
-
-NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 def choice_spec(spec: SamplingSpec, index: int) -> SamplingSpec:

@@ -6,17 +6,14 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from minisgl.base.bounds import INT64_MAX, INT64_MIN, MAX_N, MAX_SALT, MAX_STOPS, SALT_FORBIDDEN, SAMPLING_RANGES
 from minisgl.base.errors import RequestError
 from minisgl.base.types import GenerateRequest, SamplingParams
 
-INT64 = 1 << 63
-MAX_STOPS = 16
-MAX_N = 128
 RESERVED = frozenset({"self", "messages", "conversation", "tokenize"})  # never variables of a chat template
-SALT_FORBIDDEN = frozenset("\0@/\\")
 
 
-def integer(value: Any, param: str, low: int | None = None, high: int | None = None) -> int:
+def integer(value: Any, param: str, low: float | None = None, high: float | None = None) -> int:
     """``value`` if it is an integer in [low, high]. Booleans, strings and floats are none."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise RequestError(_type_text(value, param, "an integer"), code="invalid_type", param=param)
@@ -52,18 +49,10 @@ def _range(value: float, param: str, low: float | None, high: float | None, what
 def check_sampling(params: SamplingParams, vocab: int | None = None) -> None:
     """Check types and ranges of every field; token ids against ``vocab`` if it is known (fault A11)."""
     p = params
-    if p.temperature is not None:
-        number(p.temperature, "temperature", 0, 2)
-    if p.top_p is not None:
-        number(p.top_p, "top_p", 0, 1)
-    if p.min_p is not None:
-        number(p.min_p, "min_p", 0, 1)
-    if p.top_k is not None:
-        integer(p.top_k, "top_k", -1, (1 << 31) - 1)
-    if p.seed is not None:
-        integer(p.seed, "seed", -INT64, INT64 - 1)
-    if p.max_tokens is not None:
-        integer(p.max_tokens, "max_tokens", 1, (1 << 31) - 1)
+    for name, (low, high) in SAMPLING_RANGES.items():
+        value = getattr(p, name)
+        if value is not None:
+            (integer if isinstance(low, int) else number)(value, name, low, high)
     for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
         if not isinstance(getattr(p, name), bool):
             raise RequestError(_type_text(getattr(p, name), name, "true or false"), code="invalid_type", param=name)
@@ -109,7 +98,7 @@ def check_request(request: GenerateRequest, vocab: int | None = None) -> None:
             param=request.param,
         )
     integer(request.n, "n", 1, MAX_N)
-    integer(request.priority, "priority", -INT64, INT64 - 1)
+    integer(request.priority, "priority", INT64_MIN, INT64_MAX)
     _check_salt(request.cache_salt)
     if reserved := sorted(RESERVED.intersection(request.template)):
         raise RequestError(
@@ -130,11 +119,13 @@ def check_request(request: GenerateRequest, vocab: int | None = None) -> None:
 def _check_salt(salt: Any) -> None:
     if not isinstance(salt, str):
         raise RequestError(_type_text(salt, "cache_salt", "a string"), code="invalid_type", param="cache_salt")
-    if len(salt) > 128:
+    if len(salt) > MAX_SALT:
         raise RequestError(
-            f"cache_salt has {len(salt)} characters; at most 128 are allowed",
+            f"cache_salt has {len(salt)} characters; at most {MAX_SALT} are allowed",
             code="string_above_max_length",
             param="cache_salt",
         )
     if SALT_FORBIDDEN.intersection(salt):
         raise RequestError("cache_salt may not contain NUL, '@', '/' or '\\'", param="cache_salt")
+    if any("\ud800" <= c <= "\udfff" for c in salt):
+        raise RequestError("cache_salt has a lone surrogate, which is no character", param="cache_salt")

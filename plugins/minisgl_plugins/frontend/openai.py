@@ -27,7 +27,7 @@ from minisgl.api import (
 )
 
 from .openai_chunks import FINISH_REASONS, Answer, Chunks, Tally
-from .openai_fields import OpenAISettings, model_not_found, read_model, token_id
+from .openai_fields import OpenAISettings, model_not_found, read_model, token_ids
 from .openai_merge import merged
 from .openai_messages import read_messages
 from .openai_request import Call, read_chat, read_completion, read_template
@@ -209,7 +209,7 @@ class OpenAIFrontend(HttpFrontend):
         info = self._info()
         read_model(f, info)
         f.require("tokens")
-        ids = [token_id(item, f"tokens[{i}]", info.vocab) for i, item in enumerate(f.array("tokens") or [])]
+        ids = token_ids(f.array("tokens") or [], "tokens", info.vocab)
         await x.respond_json({"prompt": await self.client.detokenize(ids)})
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from minisgl.api import (
+    REQUEST_ID,
     EngineInfo,
     Fields,
     PluginSettings,
@@ -21,11 +22,10 @@ from minisgl.api import (
     as_array,
     as_integer,
     as_string,
+    bounds,
 )
 
-INT31_MAX = 2**31 - 1
-REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-SALT_FORBIDDEN = re.compile(r"[\0@/\\]")
+RANGES = bounds.SAMPLING_RANGES
 
 # Type-checked, then ignored: bookkeeping of the hosted service, and hints that change no token.
 IGNORED = {
@@ -57,9 +57,9 @@ CONSTRAINTS = (
 
 
 class OpenAISettings(PluginSettings):
-    max_n: int = Field(128, ge=1, le=128, description="largest n")
+    max_n: int = Field(bounds.MAX_N, ge=1, le=bounds.MAX_N, description="largest n")
     max_prompts: int = Field(1024, ge=1, description="most prompts in one completions request")
-    max_stop: int = Field(16, ge=1, le=16, description="most stop strings")
+    max_stop: int = Field(bounds.MAX_STOPS, ge=1, le=bounds.MAX_STOPS, description="most stop strings")
     strict: bool = Field(False, description="refuse unknown fields instead of ignoring them")
 
 
@@ -86,11 +86,11 @@ def read_common(f: Fields, info: EngineInfo, settings: OpenAISettings, min_max_t
     stream = f.boolean("stream") or False
     include_usage, continuous_usage = _stream_options(f, stream)
     sampling = SamplingParams(
-        temperature=f.number("temperature", 0, 2),
-        top_p=f.number("top_p", 0, 1),
-        top_k=f.integer("top_k", -1, INT31_MAX),
-        min_p=f.number("min_p", 0, 1),
-        seed=f.integer("seed"),
+        temperature=f.number("temperature", *RANGES["temperature"]),
+        top_p=f.number("top_p", *RANGES["top_p"]),
+        top_k=f.integer("top_k", *RANGES["top_k"]),
+        min_p=f.number("min_p", *RANGES["min_p"]),
+        seed=f.integer("seed", *RANGES["seed"]),
         stop=_stop(f, settings.max_stop),
         stop_token_ids=_token_ids(f, "stop_token_ids", info.vocab),
         ignore_eos=f.boolean("ignore_eos") or False,
@@ -161,10 +161,17 @@ def token_id(value: Any, path: str, vocab: int) -> int:
     return token
 
 
+def token_ids(items: list[Any], path: str, vocab: int) -> tuple[int, ...]:
+    """A client's token ids. There may be millions: the usual case is one pass, for the event loop's sake."""
+    if all(type(item) is int and 0 <= item < vocab for item in items):
+        return tuple(items)
+    return tuple(token_id(item, f"{path}[{i}]", vocab) for i, item in enumerate(items))
+
+
 def _max_tokens(f: Fields, low: int) -> int | None:
     """``max_completion_tokens`` wins over its deprecated alias."""
-    old = f.integer("max_tokens", low, INT31_MAX)
-    new = f.integer("max_completion_tokens", low, INT31_MAX)
+    old = f.integer("max_tokens", low, RANGES["max_tokens"][1])
+    new = f.integer("max_completion_tokens", low, RANGES["max_tokens"][1])
     return old if new is None else new
 
 
@@ -197,13 +204,12 @@ def _stop_string(value: Any, path: str) -> str:
 
 
 def _token_ids(f: Fields, name: str, vocab: int) -> tuple[int, ...]:
-    items = f.array(name, max_len=128) or []
-    return tuple(token_id(item, f"{name}[{i}]", vocab) for i, item in enumerate(items))
+    return token_ids(f.array(name, max_len=128) or [], name, vocab)
 
 
 def _cache_salt(f: Fields) -> str:
-    salt = f.string("cache_salt", 1, 128)
-    if salt is not None and SALT_FORBIDDEN.search(salt):
+    salt = f.string("cache_salt", 1, bounds.MAX_SALT)
+    if salt is not None and bounds.SALT_FORBIDDEN.intersection(salt):
         raise RequestError(
             "'cache_salt' may not contain NUL, '@', '/' or '\\'.", code="invalid_value", param="cache_salt"
         )
@@ -238,7 +244,7 @@ def _refuse_unbuilt(f: Fields, info: EngineInfo) -> None:
         )
     if penalty not in (None, 1.0):
         raise f.unsupported("repetition_penalty")
-    if f.integer("min_tokens", 0, INT31_MAX):
+    if f.integer("min_tokens", 0, bounds.INT31_MAX):
         raise f.unsupported("min_tokens")
     if _logit_bias(f, info.vocab):
         raise f.unsupported("logit_bias")

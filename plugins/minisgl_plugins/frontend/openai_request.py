@@ -13,7 +13,7 @@ from .openai_fields import (
     read_common,
     read_model,
     refuse_unknown,
-    token_id,
+    token_ids,
 )
 from .openai_messages import read_messages
 
@@ -106,17 +106,11 @@ def read_prompts(f: Fields, vocab: int, most: int) -> list[str | tuple[int, ...]
         raise invalid_type("prompt", value, "a string, an array of strings, or an array of token ids")
     items = as_array(value, "prompt", min_len=1)
     if not isinstance(items[0], (str, list)):
-        return [_ids(items, "prompt", vocab)]
+        return [token_ids(items, "prompt", vocab)]
     as_array(items, "prompt", max_len=most)
     if isinstance(items[0], str):
         return [as_string(item, f"prompt[{i}]") for i, item in enumerate(items)]
-    return [_ids(as_array(item, f"prompt[{i}]", min_len=1), f"prompt[{i}]", vocab) for i, item in enumerate(items)]
-
-
-def _ids(items: list[Any], path: str, vocab: int) -> tuple[int, ...]:
-    if all(type(item) is int and 0 <= item < vocab for item in items):
-        return tuple(items)
-    return tuple(token_id(item, f"{path}[{j}]", vocab) for j, item in enumerate(items))
+    return [token_ids(as_array(item, f"prompt[{i}]", min_len=1), f"prompt[{i}]", vocab) for i, item in enumerate(items)]
 
 
 def read_template(f: Fields, messages: tuple[dict[str, Any], ...]) -> dict[str, Any]:

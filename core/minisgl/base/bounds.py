@@ -1,0 +1,25 @@
+"""What a request may ask for: the one place of the ranges that text workers, frontends and checks at the start share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+INT31_MAX = 2**31 - 1
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+# SamplingParams, both ends included; integers for the fields that are integers.
+SAMPLING_RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1, INT31_MAX),
+    "min_p": (0.0, 1.0),
+    "seed": (INT64_MIN, INT64_MAX),
+    "max_tokens": (1, INT31_MAX),
+}
+# What is sampled with where neither the request nor the model says anything.
+NEUTRAL: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+
+MAX_N = 128  # outputs of one prompt
+MAX_STOPS = 16  # stop strings
+MAX_SALT = 128  # characters of cache_salt
+SALT_FORBIDDEN = frozenset("\0@/\\")
