@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from minisgl.base.types import Admit, EngineOutput, Refused, SamplingSpec
+from minisgl.base.errors import ModelError
+from minisgl.base.types import Admit, EngineOutput, LocalModel, Refused, SamplingSpec
 from minisgl.config.load import load_settings
-from minisgl.engine.build import build_engine
+from minisgl.engine.build import build_engine, model_facts, sampling_defaults
 from minisgl.engine.engine import Engine
 from minisgl.engine.port import Control, LocalPort
 from minisgl.observe import Observer, ObserverContext
+from minisgl.plugin.registry import Registry
 from minisgl.testing.bytemodel import byte_ids, write_byte_model
 from minisgl.text.resolve import resolve_model
 
@@ -63,6 +66,36 @@ def test_memory_does_not_grow_with_the_requests_when_nobody_observes(folder: Pat
     drain(engine, port)
     kept = [name for name, value in vars(engine).items() if isinstance(value, (dict, set, list)) and len(value)]
     assert kept == []
+
+
+def local_model(folder: Path, **changes: Any) -> LocalModel:
+    loaded = load_settings(overrides={"model": str(folder)}, environ={})
+    return replace(resolve_model(loaded.settings, loaded.registry, weights=False), **changes)
+
+
+def test_facts_carry_the_architecture_that_a_plugin_has_not_the_first_the_config_names(folder: Path) -> None:
+    model = local_model(folder)
+    both = {**model.config, "architectures": ["SomebodysLlama", "LlamaForCausalLM"]}
+    assert model_facts(Registry.scan(bundled_only=True), replace(model, config=both)).arch == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": "0.7"}, {"temperature": -1}, {"top_p": 1.5}, {"top_k": 40.5}, {"min_p": True}]
+)
+def test_sampling_default_of_a_model_that_no_request_could_have_stops_the_start(
+    folder: Path, wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(ModelError, match=rf"{next(iter(wrong))} = .*generation-defaults"):
+        sampling_defaults(local_model(folder, generation=wrong))
+
+
+def test_sampling_defaults_are_those_of_the_source_over_those_of_the_checkpoint(folder: Path) -> None:
+    model = local_model(
+        folder,
+        generation={"temperature": 0.6, "top_k": 20, "top_p": None, "eos_token_id": 1},
+        defaults={"temperature": 0.2},
+    )
+    assert sampling_defaults(model) == {"temperature": 0.2, "top_k": 20}
 
 
 class Unspeakable(Observer):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minisgl.base.errors import Fault
+from minisgl.base.errors import Fault, PluginError
 from minisgl.base.types import (
     Accepted,
     Admit,
@@ -167,6 +167,33 @@ def test_stop_ends_every_wait_and_so_does_the_time(child: Any) -> None:
     supervisor.send(Stop(1.0))
     with pytest.raises(Stopped):
         process.wait_for(Go, 5)
+
+
+def test_go_with_a_plugin_that_this_environment_has_otherwise_is_refused_with_the_difference(child: Any) -> None:
+    """What a model selects is known after HELLO, so it is compared when GO comes, before anything is imported."""
+    process, supervisor = child
+    here = process.registry.lock([("model", "LlamaForCausalLM")])
+    supervisor.send(Go(lock=here.to_json()))
+    assert process.wait_go().lock == here.to_json()
+    supervisor.send(Go(lock=here.to_json().replace('"minisgl_plugins.models.llama:', '"elsewhere:')))
+    with pytest.raises(PluginError, match=r"(?s)text-3 .*different plugin set.*model 'LlamaForCausalLM': target"):
+        process.wait_go()
+
+
+def test_a_report_of_a_wrapped_exception_names_whose_code_raised_it_first() -> None:
+    """A worker's thread hands its exception over as the cause of a fault."""
+    lock = PluginLock.from_json(
+        PluginLock.of("1", ())
+        .to_json()
+        .replace('"entries":[]', f'"entries":[["sampler","mine","{__name__}:Sampler","acme","2.0"]]')
+    )
+    try:
+        _evict()
+    except KeyError as exc:
+        wrapped = Fault("step 3 failed")
+        wrapped.__cause__ = exc
+    report = fault_report("engine", wrapped, lock)
+    assert report.text == "step 3 failed\nin sampler 'mine' (acme 2.0), _evict()"
 
 
 def test_a_report_names_the_plugin_whose_code_raised() -> None:

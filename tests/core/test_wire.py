@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import stat
@@ -188,6 +189,24 @@ def test_runtime_dir_of_a_killed_server_is_removed_and_a_live_one_is_not(tmp_pat
     live.remove()
 
 
+def test_runtime_dir_of_a_server_that_starts_at_the_same_moment_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the first has done when the second looks around, it keeps its folder."""
+    others: list[RuntimeDir] = []
+
+    def look_around(fd: int, how: int) -> None:
+        monkeypatch.undo()
+        others.append(RuntimeDir(tmp_path))
+        fcntl.flock(fd, how)
+
+    monkeypatch.setattr("minisgl.wire.sockets.fcntl.flock", look_around)
+    first = RuntimeDir(tmp_path)
+    assert first.path.exists()
+    others[0].remove()
+    first.remove()
+
+
 def test_too_long_runtime_dir_is_refused(tmp_path: Path) -> None:
     long = tmp_path / ("x" * IPC_PATH_BYTES)
     long.mkdir()
@@ -196,11 +215,12 @@ def test_too_long_runtime_dir_is_refused(tmp_path: Path) -> None:
 
 
 def test_longest_accepted_folder_can_really_be_bound(tmp_path: Path) -> None:
-    room = IPC_PATH_BYTES - len("/text-63") - len("/minisgl-12345678") - len(os.fsencode(tmp_path)) - 1
+    room = IPC_PATH_BYTES - len("/supervisor") - len("/minisgl-12345678") - len(os.fsencode(tmp_path)) - 1
     parent = tmp_path / ("x" * room)
     parent.mkdir()
     made, context = RuntimeDir(parent), zmq.Context()
-    Inbox(context, address(made.path, "text-63")).close()
+    for role in ("supervisor", "engine", "api-0", "text-63"):
+        Inbox(context, address(made.path, role)).close()
     context.term()
     made.remove()
 

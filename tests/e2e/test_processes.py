@@ -370,6 +370,19 @@ def test_plugin_that_fails_in_a_child_process_only_is_code_78_too(start: Maker) 
     assert server.left_over() == []
 
 
+def test_architecture_that_no_plugin_has_is_refused_before_the_engine_loads_anything(
+    start: Maker, tmp_path: Path
+) -> None:
+    model = write_byte_model(tmp_path / "odd", weights=True)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForCasualLM"]}))
+    server = start("--model", str(model), "--executor", "local", ready=False)
+    assert server.wait_exit(20) == 78
+    assert "no model plugin is named 'LlamaForCasualLM'. Did you mean 'LlamaForCausalLM'?" in server.stderr
+    assert "engine failed" not in server.stderr
+    assert server.left_over() == []
+
+
 def test_unknown_plugin_name_is_refused_before_any_process_starts(start: Maker) -> None:
     server = start("--cache", "radx", ready=False)
     assert server.wait_exit(10) == 78

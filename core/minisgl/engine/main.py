@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from minisgl.base.errors import EXIT_FAULT
-from minisgl.base.types import Admit, EngineInfo, EngineOutput
+from minisgl.base.types import Admit, EngineOutput
 from minisgl.engine import port
 from minisgl.wire import messages as wire
 from minisgl.wire.messages import Beat, FaultReport, Progress, Ready
@@ -27,7 +27,6 @@ log = logging.getLogger("minisgl.engine")
 Send = Callable[[wire.Message], None]
 BEAT_S = 1.0
 PROGRESS_S = 0.1
-STALL_GPU_S, STALL_CPU_S = 60.0, 300.0
 CLOSE_S = 5.0
 
 
@@ -118,10 +117,6 @@ def progress_to(tell: Send, role: str) -> Callable[[str, int, int], None]:
     return progress
 
 
-def stall_limit(configured: float | None, info: EngineInfo) -> float:
-    return configured or (STALL_CPU_S if info.device.startswith("cpu") else STALL_GPU_S)
-
-
 def run(process: Process) -> None:
     """Build and run. Raises: what the build and the steps raise; the engine is then dead."""
     importlib.import_module("minisgl.engine.build")  # while the supervisor looks at our plugins and finds the model
@@ -153,7 +148,7 @@ def build_and_run(process: Process, go: wire.Go, zmq_port: ZmqPort, pulse: Pulse
     settings = process.settings
     engine = build_engine(settings, process.registry, go.model, zmq_port, progress, queue_limit=settings.limits.queue)
     try:
-        pulse.watch(zmq_port, engine, stall_limit(settings.engine.stall_s, engine.info))
+        pulse.watch(zmq_port, engine, settings.engine.stall_limit(engine.info.device))
         process.tell(Ready(process.role, engine.info))
         engine.run()
     finally:

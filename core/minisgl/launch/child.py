@@ -16,7 +16,7 @@ import traceback
 from types import ModuleType
 from typing import NoReturn
 
-from minisgl.base.errors import EXIT_FAULT, MiniSGLError, PluginError
+from minisgl.base.errors import EXIT_FAULT, Fault, MiniSGLError, PluginError
 from minisgl.config.load import settings_from_json
 from minisgl.plugin.hooks import Hooks
 from minisgl.plugin.lock import PluginLock
@@ -86,7 +86,7 @@ def guarded(spec: Spec) -> int:
         return 0
     except BaseException as exc:
         fault = fault_report(spec.role, exc, PluginLock.from_json(spec.lock))
-        if not isinstance(exc, MiniSGLError):
+        if not isinstance(exc, MiniSGLError) or (isinstance(exc, Fault) and exc.__cause__ is not None):
             traceback.print_exc()
         report(spec.folder, fault)
         return fault.exit_code

@@ -27,7 +27,7 @@ from minisgl.base.types import EngineInfo, LocalModel
 from minisgl.client.progress import progress_bars
 from minisgl.config.load import settings_to_json
 from minisgl.config.schema import Settings
-from minisgl.engine.main import stall_limit
+from minisgl.engine.build import architecture
 from minisgl.launch.process import Child
 from minisgl.launch.start import bind, make_lock, url
 from minisgl.plugin.hooks import Hooks
@@ -83,7 +83,7 @@ class Supervisor:
         self._ways: dict[str, Outbox] = {}
         self._greeted: set[str] = set()
         self._ready: set[str] = set()
-        self._model: LocalModel | None = None
+        self._go_on: Go | None = None  # once the model is there
         self._info: EngineInfo | None = None
         self._events: queue.SimpleQueue[Child | LocalModel | BaseException] = queue.SimpleQueue()
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)[::-1]
@@ -209,7 +209,7 @@ class Supervisor:
             raise event
         if isinstance(event, BaseException):
             raise Fault(f"the model could not be made available: {type(event).__name__}: {event}") from event
-        self._model = event
+        self._go_on = Go(event, self._lock_of(event))
         for role in self._greeted:
             self._go(role)
 
@@ -246,8 +246,16 @@ class Supervisor:
         if role == "api-0":
             if role not in self._ready:
                 self._ways[role].send(Go())
-        elif self._model is not None:
-            self._ways[role].send(Go(self._model))
+        elif self._go_on is not None:
+            self._ways[role].send(self._go_on)
+
+    def _lock_of(self, model: LocalModel) -> str:
+        """What the model selects beyond the settings. Raises: PluginError, ModelError if no plugin has its architecture."""
+        if not self._needs_weights:  # a device without a model loads no model plugin
+            return ""
+        lock = self.registry.lock([("model", architecture(self.registry, model))])
+        lock.require_importable("the engine process")
+        return lock.to_json()
 
     def _became_ready(self, ready: Ready) -> None:
         self._ready.add(ready.role)
@@ -286,7 +294,7 @@ class Supervisor:
         late = [role for role in self.roles if role not in self._ready]
         if late and now - self._moved > READY_S:
             raise Fault(f"{', '.join(late)} did not get ready within {READY_S:g} s of the engine", role=late[0])
-        most = max(BEAT_LOST_S, stall_limit(self.settings.engine.stall_s, self._info))
+        most = max(BEAT_LOST_S, self.settings.engine.stall_limit(self._info.device))
         if now - self._beat_at > most:
             raise Fault(f"the engine gave no sign of life for {most:g} s", role="engine")
 

@@ -43,9 +43,11 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """The child's plugins are those of its parent; ``model`` for the roles that need one."""
+    """The child's plugins are those of its parent; ``model`` for the roles that need one. ``lock``: PluginLock as JSON of what
+    the model selects, which the parent did not know at HELLO; the child compares it with its own view. "" if nothing."""
 
     model: LocalModel | None = None
+    lock: str = ""
 
 
 @dataclass(frozen=True, slots=True)

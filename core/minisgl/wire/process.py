@@ -22,9 +22,8 @@ from minisgl.wire.messages import FaultReport, Go, Hello, Message, Stop
 from minisgl.wire.sockets import Inbox, Outbox, address
 
 SUPERVISOR = "supervisor"
-WAIT_S = (
-    24 * 3600.0
-)  # the supervisor, which watches the clock, downloads meanwhile; a dead one takes this process along
+# The supervisor, which watches the clock, downloads meanwhile; a dead one takes this process along.
+WAIT_S = 24 * 3600.0
 POLL_MS = 500
 
 log = logging.getLogger("minisgl.wire")
@@ -102,8 +101,13 @@ class Process:
         raise Fault(f"{self.role} got no {kind.__name__} from the supervisor within {seconds:g} s", role=self.role)
 
     def wait_go(self) -> Go:
-        """The plugins are accepted: work may begin."""
+        """The plugins are accepted: work may begin. Raises: PluginError if what the model selects is another plugin here."""
         go: Go = self.wait_for(Go)
+        if go.lock:
+            expected = PluginLock.from_json(go.lock)
+            expected.check(
+                expected.observed(self.registry), f"{self.role} (host {socket.gethostname()}, pid {os.getpid()})"
+            )
         return go
 
     def close(self) -> None:
@@ -143,6 +147,8 @@ def blame(exc: BaseException, lock: PluginLock | None) -> list[str]:
         return []
     owners = {e.target.partition(":")[0]: e for e in lock.entries}
     found: list[str] = []
+    while exc.__cause__ is not None:  # what a worker's thread or another process raised comes wrapped
+        exc = exc.__cause__
     tb = exc.__traceback__
     while tb is not None:
         entry = owners.get(tb.tb_frame.f_globals.get("__name__", ""))

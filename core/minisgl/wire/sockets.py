@@ -24,7 +24,7 @@ from minisgl.wire.messages import Message
 from minisgl.wire.packing import decode, encode
 
 IPC_PATH_BYTES = 107  # sun_path of a Unix socket, without its final zero
-LONGEST_ROLE = "/text-63"
+LONGEST_ROLE = "/supervisor"
 PREFIX = "minisgl-"
 LINGER_MS = 1000
 _DRAIN = 512  # messages taken in one go, so that one busy peer does not starve the rest of an event loop
@@ -49,8 +49,10 @@ class RuntimeDir:
             )
         _remove_stale(parent)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        made = self.path / "lock.new"
+        self._lock = os.open(made, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        made.rename(self.path / "lock")  # held before another server that starts can see it
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
@@ -72,7 +74,7 @@ def _remove_stale(parent: Path) -> None:
     """A server holds a lock in its folder as long as it lives, so a folder with a free lock is left over."""
     for lock in parent.glob(f"{PREFIX}*/lock"):
         try:
-            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             continue
         try:
