@@ -90,7 +90,7 @@ def pipeline(
         "kv": {"page_size": page_size, "num_pages": 8192 // page_size},
         "limits": {"max_running": ROWS, "batch_tokens": 256},
         "cache": {"use": cache},
-        "engine": {"validate": "audit"},
+        "engine": {"validate": "audit", **({"threads": 1} if path is not None else {})},
         **{kind: {"use": name} for kind, name in names.items()},
     }
     overrides["scheduler"]["chunked"] = {"max_chunk": chunk}
