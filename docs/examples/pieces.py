@@ -8,10 +8,10 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
-from minisgl.sched.scheduler import Scheduler
 
 from minisgl.api import Admit, CacheContext, Limits, SamplingSpec, SchedContext, StepPlan, StepResult
 from minisgl.plugin.registry import Registry
+from minisgl.sched.scheduler import Scheduler
 
 
 def device(plan: StepPlan) -> StepResult:

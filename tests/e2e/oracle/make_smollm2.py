@@ -9,12 +9,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from minisgl.config.load import load_settings
-from minisgl.text.resolve import resolve_model
 from transformers import AutoModelForCausalLM
 
 from minisgl.client.pipeline import make_tokenizer, scan
+from minisgl.config.load import load_settings
 from minisgl.testing.oracle import save, transformers_greedy
+from minisgl.text.resolve import resolve_model
 
 QUESTIONS = (
     "What is the capital of France?",
