@@ -128,7 +128,12 @@ class Served:
         path: Path = model.tokenizer_dir
         self.tokenizer: Tokenizer = self.registry.create("tokenizer", "hf", {}, lambda s: TokenizerContext(s, path))
         self.text = TextProcessor(self.tokenizer, self.engine.info)
-        self.client = EngineClient([self._to_text], self._to_engine, settings.limits.queue)
+        self.client = EngineClient(
+            [self._to_text],
+            self._to_engine,
+            settings.limits.queue,
+            check=lambda r, info: self.hooks.call("check_request", request=r, info=info),
+        )
         self.admitted: list[Admit] = []  # what reached the engine
         self.aborted: list[tuple[int, float]] = []  # uid, time.monotonic
         self.tripped = ""  # set: the engine is dead, with these words

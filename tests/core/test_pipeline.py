@@ -74,6 +74,20 @@ def test_number_of_outputs_is_checked_before_uids_are_made(folder: Path, n: int)
         assert llm.pipeline.submit(GenerateRequest(text="a")) == [0]
 
 
+class NoSecrets:
+    @hookimpl
+    def check_request(self, request: GenerateRequest) -> None:
+        if request.text == "secret":
+            raise RequestError("not here", status=403, code="forbidden")
+
+
+def test_check_request_hooks_are_asked_for_each_request(folder: Path) -> None:
+    with open_llm(folder, plugins=[NoSecrets()]) as llm:
+        with pytest.raises(RequestError, match="not here"):
+            llm.generate(["fine", "secret"], ALL)
+        assert llm.generate("fine", ALL)[0].text == "fine"
+
+
 class Small:
     @hookimpl
     def config_defaults(self) -> dict[str, Any]:

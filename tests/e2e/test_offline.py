@@ -161,6 +161,16 @@ SEEDED = SamplingParams(temperature=1.0, top_p=0.95, seed=1234, max_tokens=24, i
 UNSEEDED = SamplingParams(temperature=1.0, max_tokens=24, ignore_eos=True)
 
 
+def test_answers_without_a_seed_differ_from_start_to_start_unless_the_engine_has_one(checkpoint: Path) -> None:
+    def start(**engine: Any) -> list[tuple[int, ...]]:
+        with LLM(checkpoint, show_progress=False, engine=engine) as llm:
+            return [o.ids for o in llm.generate([prompt(9)], UNSEEDED, n=3)]
+
+    assert start() != start()
+    assert start(seed=7) == start(seed=7)
+    assert len(set(start(seed=7))) == 3
+
+
 class SeededIsVictim(ChunkedScheduler):
     """Admits more than the pool can hold, and preempts the seeded request, which has the longest prompt."""
 

@@ -20,8 +20,8 @@ from minisgl.testing.server import Server, Stream, wait_until
 SLOW = {"step_delay_s": 0.01}
 ADMIN = {"Authorization": "Bearer boss"}
 PLUGINS = '''
-import os, sys, time
-from minisgl.api import SchedulerPolicy
+import asyncio, os, sys, time
+from minisgl.api import Frontend, SchedulerPolicy
 from minisgl.api.hookspec import hookimpl
 
 sys.path.insert(0, os.path.dirname(__file__))
@@ -41,6 +41,23 @@ class Raising(Base):
 class Hanging(Base):
     def plan(self, v, b):
         while True: time.sleep(0.05)
+
+class Quitter(Frontend):
+    async def serve(self): pass
+
+class Terminal(Frontend):
+    def __init__(self, ctx):
+        super().__init__(ctx)
+        self.over = asyncio.Event()
+    async def serve(self): await self.over.wait()
+    async def shutdown(self, grace):
+        with open(os.environ["DIARY"], "a") as f: f.write("terminal shut down\\n")
+        self.over.set()
+
+@hookimpl
+def register_frontends(add):
+    add("quitter", Quitter)
+    add("terminal", Terminal)
 
 class Middleware:
     def __init__(self, app): self.app = app
@@ -352,6 +369,20 @@ def test_hanging_plugin_is_found_by_the_watchdog_with_the_stack_of_the_hang(star
 
 
 # ---------------------------------------------------------------------------------------------------------------- plugins
+
+
+def test_frontend_with_a_task_of_its_own_runs_beside_http_and_is_shut_down_with_the_server(start: Maker) -> None:
+    server = start("--plugin", "tricks", "--frontend", "openai,terminal")
+    assert ask(server)[0] == 200
+    assert server.stop() == 0
+    assert (start.tmp / "diary").read_text() == "terminal shut down\n"
+
+
+def test_frontend_that_ends_by_itself_is_a_fault_that_names_it(start: Maker) -> None:
+    server = start("--plugin", "tricks", "--frontend", "openai,quitter", ready=False)
+    assert server.wait_exit(10) == 70
+    assert "frontend Quitter ended by itself" in server.stderr
+    assert server.left_over() == []
 
 
 def test_plugin_that_does_not_import_stops_the_start_with_code_78_and_its_reason(start: Maker) -> None:

@@ -93,7 +93,8 @@ class FrontendHooks:
 
     @hookspec
     def check_request(self, request: GenerateRequest, info: EngineInfo) -> None:
-        """Raise RequestError to refuse a request; the first refusal counts."""
+        """Raise RequestError to refuse a request; the first refusal counts. Asked for every request of every frontend, in the api
+        process, and for those of the Python API, before anything is done for it."""
 
     @hookspec
     def http_routes(self, frontend: str, add: Callable[[Any], None]) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,7 +64,7 @@ class EngineClient:
     """``state``: "loading", "ready", "draining" or "dead". ``info``: None until ready.
 
     Args: index: of this api process. text: the ways to the text workers. queue_limit: most requests that may wait beyond
-        those that run (``limits.queue``).
+        those that run (``limits.queue``). check: asked for every request before it is sent; raises RequestError to refuse it.
     """
 
     def __init__(
@@ -74,7 +74,9 @@ class EngineClient:
         queue_limit: int,
         index: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        check: Callable[[GenerateRequest, EngineInfo], object] = lambda request, info: None,
     ) -> None:
+        self._check = check
         self.info: EngineInfo | None = None
         self.state = LOADING
         self._text, self._engine, self._queue_limit, self._clock = text, engine, queue_limit, clock
@@ -94,11 +96,17 @@ class EngineClient:
 
     # ---------------------------------------------------------------------------------------------------- for frontends
 
-    async def generate(self, r: GenerateRequest) -> AsyncIterator[Accepted | Delta]:
-        """Accepted once, then the news of the ``n`` outputs until each has finished; closing the iterator aborts the rest.
+    def generate(self, r: GenerateRequest) -> AsyncGenerator[Accepted | Delta, None]:
+        """Accepted once, then the news of the ``n`` outputs until each has finished; closing the generator aborts the rest.
 
-        Raises: RequestError before the first Delta. After it a failure is a Delta with finish "error".
+        The ``check_request`` hooks are asked at once; the request is sent when the first item is asked for.
+        Raises: RequestError, at once or before the first Delta. After it a failure is a Delta with finish "error".
         """
+        if self.info is not None:
+            self._check(r, self.info)
+        return self._generate(r)
+
+    async def _generate(self, r: GenerateRequest) -> AsyncGenerator[Accepted | Delta, None]:
         job = self._submit(r)
         try:
             while job.running or not job.items.empty():

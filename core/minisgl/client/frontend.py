@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from minisgl.base.component import Component
@@ -25,7 +24,6 @@ class FrontendContext:
     client: EngineClient
     config: Settings
     hooks: Hooks
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Frontend(Component):

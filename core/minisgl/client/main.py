@@ -23,7 +23,13 @@ FAULT_GRACE_S = 1.0
 
 def make_client(process: Process) -> EngineClient:
     workers = [process.to(f"text-{i}") for i in range(process.settings.text.workers)]
-    return EngineClient(workers, process.to("engine"), process.settings.limits.queue, process.spec.index)
+    return EngineClient(
+        workers,
+        process.to("engine"),
+        process.settings.limits.queue,
+        process.spec.index,
+        check=lambda request, info: process.hooks.call("check_request", request=request, info=info),
+    )
 
 
 def make_frontends(process: Process, client: EngineClient) -> dict[str, Frontend]:
@@ -73,6 +79,11 @@ class Api:
         else:
             self.client.take(message)
 
+    @property
+    def draining(self) -> bool:
+        """The server is told to stop, or its engine has failed: what serves may end."""
+        return self._draining is not None or self.stopping.is_set()
+
     def _start_drain(self, grace: float) -> None:
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain(grace))
@@ -100,8 +111,8 @@ async def serve(process: Process, sock: socket.socket) -> None:
     for message in process.early:
         api.take(message)
     own = [f for f in frontends.values() if not isinstance(f, HttpFrontend)]
-    tasks = [loop.create_task(f.serve()) for f in own]
-    http = loop.create_task(host.serve(sock))
+    tasks = [loop.create_task(f.serve(), name=f"frontend {type(f).__name__}") for f in own]
+    http = loop.create_task(host.serve(sock), name="the HTTP host")
     stop = loop.create_task(api.stopping.wait())
     try:
         await _until(stop, [*tasks, http], api)
@@ -110,12 +121,14 @@ async def serve(process: Process, sock: socket.socket) -> None:
 
 
 async def _until(stop: asyncio.Task[bool], tasks: list[asyncio.Task[None]], api: Api) -> None:
-    """Wait for Stop. The HTTP host ends by itself after a drain; else a task that ends is a fault."""
+    """Wait for Stop. Raises: what a task raised; Fault for one that ends by itself, as the HTTP host does after a drain only."""
     waiting: set[asyncio.Task[None] | asyncio.Task[bool]] = {stop, *tasks}
     while not stop.done():
         done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in done - {stop}:
             task.result()  # raises what it raised
+            if not api.draining:
+                raise Fault(f"{task.get_name()} ended by itself, so nobody serves its users", role=api.process.role)
     if api.error is not None:
         raise api.error
 

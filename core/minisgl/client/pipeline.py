@@ -111,6 +111,7 @@ class Pipeline:
     def submit(self, request: GenerateRequest) -> list[int]:
         """Queue a request; returns the uids of its ``n`` outputs. Raises: RequestError."""
         integer(request.n, "n", 1, MAX_N)  # before uids are made of it
+        self.hooks.call("check_request", request=request, info=self.info)
         uids = list(range(self._next_uid, self._next_uid + request.n))
         self._next_uid += request.n
         outputs, admits = self.text.submit(uids, request)

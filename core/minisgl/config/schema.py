@@ -103,7 +103,9 @@ class EngineSettings(Section):
     stall_s: float | None = Field(
         None, gt=0, description="a step longer than this is a fault; default 60 on a GPU, 300 on a CPU"
     )
-    seed: int = Field(0, ge=0, description="of policies and of requests without a seed")
+    seed: int | None = Field(
+        None, ge=0, description="of policies and of requests without a seed; none: another one at each start"
+    )
 
     model_config = ConfigDict(populate_by_name=True)
 

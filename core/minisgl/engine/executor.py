@@ -57,10 +57,8 @@ class ExecHealth:
 
 
 class Executor(Component):
-    """``needs_import``: other processes must be able to import the plugins (tensor parallel, Ray). ``needs_weights``: False
-    for simulated devices; the model source then fetches no weights."""
+    """``needs_weights``: False for simulated devices; the model source then fetches no weights, and no model plugin is loaded."""
 
-    needs_import: ClassVar[bool] = False
     needs_weights: ClassVar[bool] = True
 
     @abstractmethod
@@ -77,12 +75,6 @@ class Executor(Component):
     @abstractmethod
     def collect(self, ticket: Ticket, timeout: float) -> StepResult:
         """Wait for a step, in order. Raises: Fault after ``timeout`` seconds, or what the step raised."""
-
-    def control(self, op: str, payload: bytes = b"") -> list[bytes]:
-        """Run ``op`` on every rank between steps. Raises: RequestError for an op that is not known."""
-        from minisgl.base.errors import RequestError
-
-        raise RequestError(f"this executor has no operation {op!r}", code="unsupported_value", param="op")
 
     @abstractmethod
     def health(self) -> ExecHealth: ...

@@ -45,6 +45,7 @@ READY_S = 120.0  # from the engine's READY to the others'
 LOAD_SILENCE_S = 3600.0  # a load that tells no progress for so long hangs
 BEAT_LOST_S = 30.0
 STOP_S = 3.0  # from STOP to SIGKILL
+LAST_WORDS_S = 0.2  # from the end of a process to the arrival of what it reported
 FAULT_WAIT_S = 4.0  # how long the api may take to tell open requests of a fault
 POLL_MS = 500
 EXIT_INTERRUPTED = 130
@@ -202,8 +203,10 @@ class Supervisor:
 
     def _happened(self, event: Child | LocalModel | BaseException) -> None:
         if isinstance(event, Child):
-            for message in self._inbox.receive(100):  # what it said before it ended
-                self._take(message)
+            until = time.monotonic() + LAST_WORDS_S
+            while time.monotonic() < until:  # what it said before it ended may come after what others say
+                for message in self._inbox.receive(20):
+                    self._take(message)
             raise ServerFailed(event.obituary(), event.role, EXIT_FAULT)
         if isinstance(event, MiniSGLError):
             raise event

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -67,7 +68,7 @@ def build_worker(
         lambda s: AttnContext(attn_facts, spec, device, max_slots, room.max_len, batch_tokens, rows.table, s),
     )
     sampler: Sampler = create(
-        "sampler", sampler_name, lambda s: SamplerContext(s, device, max_slots, facts.vocab, config.engine.seed)
+        "sampler", sampler_name, lambda s: SamplerContext(s, device, max_slots, facts.vocab, _seed(config.engine.seed))
     )
     picks = {"attention": attn_name, "ops": ",".join(ops_names), "sampler": sampler_name, "model": facts.arch}
     info = _info(config, facts, room, max_slots, batch_tokens, device, dtype, picks)
@@ -141,6 +142,11 @@ def _attention_facts(facts: ModelFacts, dtype: torch.dtype, page_size: int, devi
         sm = major * 10 + minor
     name = str(dtype).removeprefix("torch.")
     return AttnFacts(facts.heads, facts.kv_heads, facts.head_dim, name, page_size, device.type, sm)
+
+
+def _seed(configured: int | None) -> int:
+    """Without one, answers to requests without a seed differ from one start to the next."""
+    return secrets.randbits(63) if configured is None else configured
 
 
 def _create(config: Settings, registry: Registry, kind: str, name: str, make_ctx: Callable[[Any], Any]) -> Any:

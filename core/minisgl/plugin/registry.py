@@ -151,6 +151,7 @@ class Registry:
             ref = Ref(kind, name, f"{target.__module__}:{target.__qualname__}", dist, version, door=door)
             self.put(ref)
             self._given[ref] = target
+            self._loaded.pop(ref, None)  # a class that was defined anew, as in a notebook
         elif isinstance(target, str) and _TARGET.fullmatch(target):
             self.put(Ref(kind, name, target, dist, version, door=door))
         else:

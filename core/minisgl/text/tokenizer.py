@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from minisgl.base.component import Component
 from minisgl.base.types import I32
@@ -41,7 +41,6 @@ class Tokenizer(Component):
     most characters of text that one id can stand for; None if there is no bound.
     """
 
-    needs_text_worker: ClassVar[bool] = True
     vocab: int
     eos: frozenset[int]
     bos: int | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from importlib.metadata import version
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
 Read = Callable[[dict[str, Any], EngineInfo, OpenAISettings], Call]
-Generate = Callable[[GenerateRequest], AsyncIterator[Accepted | Delta]]
+Generate = Callable[[GenerateRequest], AsyncGenerator[Accepted | Delta, None]]
 Outputs = AsyncGenerator[tuple[int, Delta], None]
 
 
@@ -73,8 +73,6 @@ class OpenAIFrontend(HttpFrontend):
         call = read(body, info, self.settings)
         if call.common.request_id is not None:
             x.request_id = call.common.request_id
-        for request in call.prompts:
-            self.ctx.hooks.call("check_request", request=request, info=info)
         answer = Answer(call.chat, x.request_id, call.model, self.fingerprint)
         tally = Tally(len(call.prompts), call.n)
         echoes = await self._echoes(call)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TypeVar, cast
+from typing import TypeVar
 
 T = TypeVar("T")
 
 
-async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T], None]:
+async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """(position of the stream, item) in order of arrival. The first exception of any stream is raised; closing this closes
     all of them."""
     if len(streams) == 1:
-        async with _closing(streams[0]) as only:
+        async with aclosing(streams[0]) as only:
             async for item in only:
                 yield 0, item
         return
@@ -36,14 +36,11 @@ async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[in
         await asyncio.gather(*pumps, return_exceptions=True)
 
 
-def _closing(stream: AsyncIterator[T]) -> aclosing[AsyncGenerator[T, None]]:
-    """What the engine client gives out is an async generator: closing it aborts the request."""
-    return aclosing(cast("AsyncGenerator[T, None]", stream))
-
-
-async def _pump(i: int, stream: AsyncIterator[T], arrived: asyncio.Queue[tuple[int, T] | Exception | None]) -> None:
+async def _pump(
+    i: int, stream: AsyncGenerator[T, None], arrived: asyncio.Queue[tuple[int, T] | Exception | None]
+) -> None:
     try:
-        async with _closing(stream):
+        async with aclosing(stream):
             async for item in stream:
                 arrived.put_nowait((i, item))
     except Exception as exc:

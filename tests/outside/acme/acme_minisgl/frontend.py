@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import Any
 
 from pydantic import Field
@@ -38,10 +39,16 @@ class AcmeFrontend(HttpFrontend):
         if not isinstance(prompt, str):
             raise RequestError("prompt must be a string", code="invalid_type", param="prompt")
         sampling = SamplingParams(temperature=0.0, max_tokens=self.ctx.settings.max_tokens)
+        text = await x.attached(self._text(GenerateRequest(text=prompt, sampling=sampling)))
+        await x.respond_json({"text": text})
+
+    async def _text(self, request: GenerateRequest) -> str:
+        """The whole output; ends at once when the client leaves."""
         parts = []
-        async for item in self.ctx.client.generate(GenerateRequest(text=prompt, sampling=sampling)):
-            if isinstance(item, Delta):
-                if item.finish in ("error", "abort"):
-                    raise RequestError(item.error or "the request was ended", status=500, code="internal_error")
-                parts.append(item.text)
-        await x.respond_json({"text": "".join(parts)})
+        async with aclosing(self.ctx.client.generate(request)) as items:
+            async for item in items:
+                if isinstance(item, Delta):
+                    if item.finish in ("error", "abort"):
+                        raise RequestError(item.error or "the request was ended", status=500, code="internal_error")
+                    parts.append(item.text)
+        return "".join(parts)
