@@ -16,6 +16,7 @@ from minisgl.base.errors import ConfigError, MiniSGLError
 from minisgl.plugin.hooks import Hooks
 from minisgl.plugin.kinds import KINDS
 from minisgl.plugin.registry import Registry
+from minisgl_cli.main import see_current_folder
 from minisgl_cli.options import default_text, parse
 
 
@@ -85,6 +86,7 @@ def main(argv: list[str]) -> int:
     def arguments(p: ArgumentParser) -> None:
         p.add_argument("what", metavar="KIND.NAME")
 
+    see_current_folder()
     try:
         with redirect_stdout(sys.stderr):  # what a plugin prints is not part of the answer
             _, registry, hooks, args = parse(argv, verb="plugins info", extra=arguments)

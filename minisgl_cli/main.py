@@ -33,10 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.platform != "linux":
         print(f"error: minisgl runs on Linux; this is {sys.platform}", file=sys.stderr)
         return EXIT_CONFIG
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.append(
-            os.getcwd()
-        )  # --plugin names modules of this folder too, as with python -m; last, to shadow nothing
+    see_current_folder()
     let_threads_sleep(os.environ)
     try:
         code = dispatch(args)
@@ -58,6 +55,12 @@ def let_threads_sleep(environ: MutableMapping[str, str]) -> None:
     longer wait, decoding gets about 8 times slower as soon as other programs want the same cores."""
     if "OMP_WAIT_POLICY" not in environ:
         environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+
+
+def see_current_folder() -> None:
+    """--plugin names modules of the current folder too, as with python -m; it comes last, to shadow nothing."""
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())
 
 
 def dispatch(args: list[str]) -> int:

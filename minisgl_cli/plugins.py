@@ -108,7 +108,7 @@ def info(argv: list[str]) -> int:
 
 
 def _describe(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "minisgl_cli.describe", *argv]
+    command = [sys.executable, "-P", "-m", "minisgl_cli.describe", *argv]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as exc:

@@ -346,6 +346,12 @@ def test_questions_that_are_refused_unanswered_or_outlived_raise_request_errors(
         w.client.take(Reply(w.sent[-1][1].uid, b'{"error":"unknown operation"}'))  # type: ignore[union-attr]
         with pytest.raises(RequestError, match="unknown operation"):
             await task
+        task = asyncio.ensure_future(w.client.control("audit"))
+        await asyncio.sleep(0)
+        w.client.take(Reply(w.sent[-1][1].uid, b'{"error":"audit: no","known":true}'))  # type: ignore[union-attr]
+        with pytest.raises(RequestError, match="audit: no") as failed:
+            await task
+        assert (failed.value.status, failed.value.code) == (500, "internal_error")
         monkeypatch.setattr("minisgl.client.client.ANSWER_TIMEOUT_S", 0.01)
         with pytest.raises(RequestError, match=r"control: no answer within 0\.01 s"):
             await w.client.control("stats")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -96,6 +97,23 @@ def test_sampling_defaults_are_those_of_the_source_over_those_of_the_checkpoint(
         defaults={"temperature": 0.2},
     )
     assert sampling_defaults(model) == {"temperature": 0.2, "top_k": 20}
+
+
+def test_operation_that_fails_is_told_apart_from_one_that_is_unknown(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, port = make(folder)
+
+    def fails() -> None:
+        raise AssertionError("page 3 has two owners")
+
+    monkeypatch.setattr(engine.scheduler, "audit", fails)
+    answers: list[Any] = []
+    for op in ("dance", "audit"):
+        port.inputs.append(Control(op, lambda payload: answers.append(json.loads(payload))))
+        engine.turn()
+    assert "unknown operation 'dance'" in answers[0]["error"]
+    assert answers[1] == {"error": "audit: page 3 has two owners", "known": True}
 
 
 class Unspeakable(Observer):

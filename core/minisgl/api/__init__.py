@@ -21,6 +21,7 @@ from minisgl.base.types import (
     Admit,
     Delta,
     EngineInfo,
+    ExecInfo,
     Finish,
     GenerateRequest,
     Limits,
@@ -48,7 +49,7 @@ from minisgl.client.fields import (
     one_of,
 )
 from minisgl.client.frontend import Frontend, FrontendContext, HttpFrontend
-from minisgl.engine.executor import ExecContext, ExecHealth, ExecInfo, Executor
+from minisgl.engine.executor import ExecContext, ExecHealth, Executor
 from minisgl.engine.loop import EngineOps, LoopContext, StepLoop, Ticket
 from minisgl.observe import Observer, ObserverContext, RequestEvent, StepStats
 from minisgl.plugin.command import Command, CommandContext

@@ -5,9 +5,9 @@ from minisgl.runtime.batch import BatchView, ForwardBatch, OpTable
 from minisgl.runtime.kernels import Ops, OpsContext
 from minisgl.runtime.model import Model, ModelContext, TpInfo
 from minisgl.runtime.sampling import Sampler, SamplerContext, SampleRows
-from minisgl.runtime.worker import Worker, WorkerInfo
+from minisgl.runtime.worker import Worker
 
 __all__ = [
     "AttentionBackend", "AttnContext", "AttnFacts", "BatchView", "ForwardBatch", "KVSpec", "Model", "ModelContext", "OpTable",
-    "Ops", "OpsContext", "SampleRows", "Sampler", "SamplerContext", "TpInfo", "Worker", "WorkerInfo",
+    "Ops", "OpsContext", "SampleRows", "Sampler", "SamplerContext", "TpInfo", "Worker",
 ]  # fmt: skip

@@ -247,8 +247,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new of one output. ``index``: which of the request's ``n`` outputs. ``text`` holds only complete characters; ``ids`` are the tokens that came in, which may run
-    ahead of the text. The last delta of a uid has ``finish`` ("stop", "length", "abort" or "error") and ``usage``; after
+    """What is new of one output. ``index``: which of the request's ``n`` outputs. ``text`` holds only complete characters;
+    ``ids`` are the tokens that came in, which may run ahead of the text. The last delta of a uid has ``finish`` ("stop", "length", "abort" or "error") and ``usage``; after
     "error", ``error`` says why. ``stop_reason``: the stop string or stop token id that matched, None for EOS."""
 
     uid: int
@@ -293,6 +293,23 @@ class LocalModel:
     tokenizer_dir: Path | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecInfo:
+    """What the device has room for. ``max_slots``: rows that run at once; ``max_len``: tokens a row may have;
+    ``batch_tokens``: per step."""
+
+    num_pages: int
+    page_size: int
+    max_slots: int
+    max_len: int
+    batch_tokens: int
+    vocab: int
+    device: str
+    dtype: str
+    kv_bytes: int
+    picks: Mapping[str, str] = field(default_factory=dict)  # kind -> plugin chosen on the device side
 
 
 @dataclass(frozen=True, slots=True)

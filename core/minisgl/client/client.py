@@ -135,6 +135,8 @@ class EngineClient:
         answer: Reply = await self._ask(uid, self._engine, Control(uid, op))
         value = json.loads(answer.payload)
         if isinstance(value, dict) and "error" in value:
+            if value.get("known"):
+                raise RequestError(str(value["error"]), status=500, code="internal_error")
             raise RequestError(str(value["error"]), code="unsupported_value", param="op")
         return value
 

@@ -169,10 +169,7 @@ class HttpHost:
         code = self.client.healthy()
         if code is not None:
             raise unavailable(code)
-        answer = await self.client.control(op)
-        if isinstance(answer, dict) and isinstance(answer.get("error"), str):
-            raise RequestError(answer["error"], status=500, code="internal_error")
-        return answer
+        return await self.client.control(op)
 
 
 class _Server(uvicorn.Server):  # type: ignore[misc]  # uvicorn is untyped here

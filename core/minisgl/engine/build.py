@@ -12,10 +12,10 @@ from minisgl.base.bounds import NEUTRAL, SAMPLING_RANGES
 from minisgl.base.errors import ModelError
 from minisgl.base.facts import ModelFacts
 from minisgl.base.progress import no_progress
-from minisgl.base.types import EngineInfo, Limits, LocalModel
+from minisgl.base.types import EngineInfo, ExecInfo, Limits, LocalModel
 from minisgl.config.schema import Settings
 from minisgl.engine.engine import Engine
-from minisgl.engine.executor import ExecContext, ExecInfo, Executor
+from minisgl.engine.executor import ExecContext, Executor
 from minisgl.engine.loop import LoopContext, StepLoop
 from minisgl.engine.port import EnginePort
 from minisgl.observe import Observer, ObserverContext

@@ -200,7 +200,7 @@ class Engine:
             else:
                 answer = {"error": f"unknown operation {op!r}; known: audit, flush_cache, stats"}
         except (AssertionError, MiniSGLError) as exc:
-            answer = {"error": f"{op}: {exc}"}
+            answer = {"error": f"{op}: {exc}", "known": True}
         return json.dumps(answer).encode()
 
     def _observe_step(self, plan: StepPlan, schedule_ns: int, run_ns: int) -> None:

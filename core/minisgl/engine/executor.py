@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from minisgl.base.component import Component
 from minisgl.base.facts import ModelFacts
 from minisgl.base.progress import no_progress
-from minisgl.base.types import LocalModel, StepPlan, StepResult
+from minisgl.base.types import ExecInfo, LocalModel, StepPlan, StepResult
 from minisgl.engine.loop import Ticket
 
 if TYPE_CHECKING:
@@ -29,22 +29,6 @@ class ExecContext:
     facts: ModelFacts
     loop_depth: int
     progress: Callable[[str, int, int], None] = no_progress
-
-
-@dataclass(frozen=True, slots=True)
-class ExecInfo:
-    """What the device has room for. ``max_slots``: rows; ``max_len``: tokens a row may have; ``batch_tokens``: per step."""
-
-    num_pages: int
-    page_size: int
-    max_slots: int
-    max_len: int
-    batch_tokens: int
-    vocab: int
-    device: str
-    dtype: str
-    kv_bytes: int
-    picks: Mapping[str, str] = field(default_factory=dict)  # kind -> plugin chosen on the device side
 
 
 @dataclass(frozen=True, slots=True)

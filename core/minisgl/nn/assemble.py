@@ -13,7 +13,7 @@ import torch
 from minisgl.base.errors import ConfigError, PluginError
 from minisgl.base.facts import ModelFacts
 from minisgl.base.progress import no_progress
-from minisgl.base.types import LocalModel
+from minisgl.base.types import ExecInfo, LocalModel
 from minisgl.config.schema import LimitsSettings, Settings
 from minisgl.nn.builder import Builder
 from minisgl.nn.loader import load_weights
@@ -24,7 +24,7 @@ from minisgl.runtime.kv import KVRoom, allocate, plan_room
 from minisgl.runtime.model import Model, ModelContext, TpInfo
 from minisgl.runtime.rows import Rows
 from minisgl.runtime.sampling import Sampler, SamplerContext
-from minisgl.runtime.worker import Worker, WorkerInfo
+from minisgl.runtime.worker import Worker
 
 ATTENTION_ORDER = ("torch",)  # what "auto" tries, in order
 
@@ -163,8 +163,8 @@ def _info(
     device: torch.device,
     dtype: torch.dtype,
     picks: Mapping[str, str],
-) -> WorkerInfo:
-    return WorkerInfo(
+) -> ExecInfo:
+    return ExecInfo(
         num_pages=room.num_pages,
         page_size=config.kv.page_size,
         max_slots=max_slots,

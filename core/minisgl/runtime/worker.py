@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from minisgl.base.types import I32, NO_PAGES, StepPlan, StepResult
+from minisgl.base.types import I32, NO_PAGES, ExecInfo, StepPlan, StepResult
 from minisgl.runtime.attention import AttentionBackend
 from minisgl.runtime.batch import BatchView, ForwardBatch, OpTable
 from minisgl.runtime.model import Model
@@ -17,27 +16,11 @@ from minisgl.runtime.rows import Rows
 from minisgl.runtime.sampling import Sampler, SampleRows
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerInfo:
-    """What the device has room for; the fields are those of ExecInfo."""
-
-    num_pages: int
-    page_size: int
-    max_slots: int
-    max_len: int
-    batch_tokens: int
-    vocab: int
-    device: str
-    dtype: str
-    kv_bytes: int
-    picks: Mapping[str, str] = field(default_factory=dict)
-
-
 @dataclass(slots=True)
 class Worker:
     """A model with its kernels, its KV pool and its rows. ``run`` is called from one thread."""
 
-    info: WorkerInfo
+    info: ExecInfo
     model: Model
     attention: AttentionBackend
     ops: OpTable

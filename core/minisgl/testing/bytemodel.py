@@ -24,8 +24,10 @@ def write_byte_model(path: Path, max_len: int = 4096, weights: bool = False) -> 
     """Write config.json, tokenizer.json and tokenizer_config.json; returns ``path``. ``weights``: and a random Llama."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+    from minisgl.text.decode import gpt2_alphabet
+
     path.mkdir(parents=True, exist_ok=True)
-    vocab = {token: i for i, token in enumerate(SPECIAL)} | {c: BYTE + b for b, c in _gpt2_alphabet().items()}
+    vocab = {token: i for i, token in enumerate(SPECIAL)} | {c: BYTE + b for c, b in gpt2_alphabet().items()}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -68,10 +70,3 @@ def _write_weights(path: Path) -> None:
         shapes |= {f"{layer}.{n}_layernorm": (64,) for n in ("input", "post_attention")}
     tensors = {f"model.{name}.weight": rng.normal(0, 0.2, shape).astype(np.float32) for name, shape in shapes.items()}
     save_file(tensors, path / "model.safetensors")
-
-
-def _gpt2_alphabet() -> dict[int, str]:
-    """The printable character that stands for each byte in byte-level vocabularies."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in printable]
-    return {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from minisgl.api import ExecContext, ExecHealth, ExecInfo, Executor, Fault, MiniSGLError, StepPlan, StepResult, Ticket
@@ -77,7 +76,7 @@ class LocalExecutor(Executor):
         except BaseException as exc:
             built(exc)
             return
-        built(ExecInfo(**asdict(worker.info)))
+        built(worker.info)
         self._serve(worker)
         worker.close()
 

@@ -34,9 +34,7 @@ def build_once(target: Path, build: Callable[[Path], None]) -> Path:
             return target
         stale = f".{target.name}.new-"
         for left in target.parent.iterdir():
-            if left.name.startswith(
-                stale
-            ):  # of a process that was killed: whoever has the lock is the only one at work
+            if left.name.startswith(stale):  # of a process that was killed: the lock's holder is the only one at work
                 remove(left)
         aside = target.with_name(
             f"{stale}{secrets.token_hex(4)}"
@@ -79,7 +77,8 @@ def convert(kind: str, source: Path, target: Path, what: str, progress: Progress
     Args: kind: "gguf" or "tokenizer". what: what ``progress`` is told is being done.
     Raises: ModelError with the converter's reason.
     """
-    command = [sys.executable, "-m", CONVERTER, kind, str(source), str(target)]
+    # -P: what lies in the user's folder, such as one named gguf, is not to be imported.
+    command = [sys.executable, "-P", "-m", CONVERTER, kind, str(source), str(target)]
     with TemporaryFile("w+") as noise:  # a file, not a pipe: nobody reads it while the converter runs
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=noise, text=True)
         try:

@@ -43,9 +43,9 @@ class HFTokenizer(Tokenizer):
     def _find_template(
         ctx: TokenizerContext, config: Mapping[str, Any], names: Mapping[str, str]
     ) -> ChatTemplate | None:
-        sources = {"default": ctx.chat_template} if ctx.chat_template is not None else model_templates(ctx.path, config)
         try:
-            return compile_template(sources, names)
+            own = ctx.chat_template
+            return compile_template({"default": own} if own is not None else model_templates(ctx.path, config), names)
         except ValueError as e:
             raise ModelError(
                 f"the chat template of {ctx.path} is not valid Jinja, {e}. Give another with model.chat_template"
@@ -97,7 +97,10 @@ class HFTokenizer(Tokenizer):
 
 
 def model_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """The model's own chat templates by name. Files of their own win over tokenizer_config.json (fault M18)."""
+    """The model's own chat templates by name. Files of their own win over tokenizer_config.json (fault M18).
+
+    Raises: ValueError for files that are no text, and for a list that is none of templates.
+    """
     named = {f.stem: f.read_text() for f in sorted((path / "additional_chat_templates").glob("*.jinja"))}
     if (file := path / "chat_template.jinja").is_file():
         return {**named, "default": file.read_text()}
@@ -105,6 +108,8 @@ def model_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(found, str):
         return {**named, "default": found}
     if isinstance(found, list):
+        if not all(isinstance(t, dict) and {"name", "template"} <= t.keys() for t in found):
+            raise ValueError("chat_template is a list whose items are not objects with name and template")
         return {**named, **{t["name"]: t["template"] for t in found}}
     return named
 

@@ -225,6 +225,20 @@ print([m for m in ("torch", "transformers", "gguf", "safetensors", "tokenizers",
     assert out.splitlines() == ["tiny", "[]"]
 
 
+def test_converter_imports_nothing_of_the_folder_it_is_started_in(
+    tiny_gguf: Callable[..., Path],
+    resolve: Callable[..., LocalModel],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A folder named gguf beside the model is no package of ours."""
+    file = tiny_gguf()
+    (tmp_path / "work" / "gguf").mkdir(parents=True)
+    (tmp_path / "work" / "gguf" / "__init__.py").write_text("raise RuntimeError('imported from the working folder')")
+    monkeypatch.chdir(tmp_path / "work")
+    assert resolve(str(file)).weights
+
+
 # ------------------------------------------------------------------------------------------------ tokenizers
 
 
