@@ -1,7 +1,7 @@
 """Paged attention in plain torch: the reference backend, and the one for CPUs.
 
-Decode rows are one batched call: their pages are gathered into a buffer that is used again, and a mask hides what lies
-beyond each row's length. The query heads that share a KV head are laid along the query dimension, so K and V are read once
+Decode rows are one batched call, or a few when their lengths differ much: their pages are gathered into a buffer that is
+used again, and a mask hides what lies beyond each row's length. The query heads that share a KV head are laid along the query dimension, so K and V are read once
 for the group and never repeated. A prefill span is one call of its own; without a cached prefix it needs no gathering.
 """
 
@@ -10,11 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.api.device import AttentionBackend, AttnContext, AttnFacts, BatchView
+
+Ints = npt.NDArray[np.int64]
+
+SPLIT_GAIN = 512  # padded KV tokens that a second call must save; about what the call costs
 
 
 @dataclass(slots=True)
@@ -30,9 +35,12 @@ class Pages:
 
 @dataclass(slots=True)
 class DecodePart:
-    rows: int
+    """Rows of one token, of similar length. ``rows`` [n] int64; None: all the first n of the step."""
+
+    n: int
+    rows: Tensor | None
     pages: Pages
-    mask: Tensor | None  # [rows, 1, 1, max_kv] 0 or -inf; None if every row has max_kv tokens
+    mask: Tensor | None  # [n, 1, 1, max_kv] 0 or -inf; None if every row has max_kv tokens
 
 
 @dataclass(slots=True)
@@ -47,7 +55,7 @@ class SpanPart:
 
 @dataclass(slots=True)
 class Meta:
-    decode: DecodePart | None
+    decode: list[DecodePart]
     spans: list[SpanPart]
 
 
@@ -67,19 +75,21 @@ class TorchAttention(AttentionBackend):
 
     # ------------------------------------------------------------------------------------------------------ once a step
     def plan(self, b: BatchView) -> Meta:
-        n = b.n_decode
-        decode = self._plan_decode(b, n) if n else None
+        longer = np.flatnonzero(b.h_q > 1)
+        n = int(longer[0]) if len(longer) else b.n_rows  # a prefill span of one token is a decode row
+        decode = [self._plan_decode(b, n, rows) for rows in similar(b.h_kv[:n])] if n else []
         return Meta(decode, [self._plan_span(b, row) for row in range(n, b.n_rows)])
 
-    def _plan_decode(self, b: BatchView, n: int) -> DecodePart:
-        kv = b.h_kv[:n]
-        longest = int(kv.max())
-        pages = self._pages(b, slice(0, n), longest)
+    def _plan_decode(self, b: BatchView, total: int, rows: Ints) -> DecodePart:
+        n, lengths = len(rows), b.h_kv[rows]
+        chosen = None if n == total else torch.from_numpy(rows).to(self.device)
+        slot, kv = (b.slot[:n], b.kv[:n]) if chosen is None else (b.slot[chosen], b.kv[chosen])
+        longest = int(lengths.max())
         mask = None
-        if int(kv.min()) < longest:
-            hidden = torch.arange(longest, device=self.device) >= b.kv[:n, None]
+        if int(lengths.min()) < longest:
+            hidden = torch.arange(longest, device=self.device) >= kv[:, None]
             mask = self._mask(hidden).view(n, 1, 1, longest)
-        return DecodePart(n, pages, mask)
+        return DecodePart(n, chosen, self._pages(b, slot, kv, longest), mask)
 
     def _plan_span(self, b: BatchView, row: int) -> SpanPart:
         start, end = int(b.h_q_start[row]), int(b.h_q_start[row + 1])
@@ -88,23 +98,24 @@ class TorchAttention(AttentionBackend):
             return SpanPart(start, end, None, None)
         position = torch.arange(kv - n, kv, device=self.device)
         hidden = torch.arange(kv, device=self.device) > position[:, None]
-        return SpanPart(start, end, self._pages(b, slice(row, row + 1), kv), self._mask(hidden))
+        at = slice(row, row + 1)
+        return SpanPart(start, end, self._pages(b, b.slot[at], b.kv[at], kv), self._mask(hidden))
 
     def _mask(self, hidden: Tensor) -> Tensor:
         zeros = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
         return zeros.masked_fill_(hidden, float("-inf"))
 
-    def _pages(self, b: BatchView, rows: slice, max_kv: int) -> Pages:
+    def _pages(self, b: BatchView, slot: Tensor, kv: Tensor, max_kv: int) -> Pages:
         """The pages of these rows as a rectangle; entries beyond a row's length are replaced, they may be stale."""
         columns = -(-max_kv // self.page_size)
-        table = b.page_table.index_select(0, b.slot[rows])[:, :columns]  # [n, columns]
+        table = b.page_table.index_select(0, slot)[:, :columns]  # [n, columns]
         n = table.shape[0]
-        used = -(-b.kv[rows] // self.page_size)
+        used = -(-kv // self.page_size)
         table = torch.where(torch.arange(columns, device=self.device) < used[:, None], table, 0)
         run = self._run(table[0].numpy(), max_kv) if n == 1 and self.device.type == "cpu" else None
         return Pages(table.reshape(-1).long(), n, max_kv, run)
 
-    def _run(self, pages: np.ndarray[tuple[int, ...], np.dtype[np.int32]], max_kv: int) -> tuple[int, int] | None:
+    def _run(self, pages: npt.NDArray[np.int32], max_kv: int) -> tuple[int, int] | None:
         first = int(pages[0])
         if int(pages[-1]) - first != len(pages) - 1 or (np.diff(pages) != 1).any():
             return None
@@ -115,13 +126,14 @@ class TorchAttention(AttentionBackend):
         pool = kv.view(2, -1, self.kv_heads, self.head_dim)
         pool[0].index_copy_(0, b.loc, k)
         pool[1].index_copy_(0, b.loc, v)
-        n = b.n_decode
-        if not meta.spans:
-            assert meta.decode is not None
-            return self._decode(q, pool, meta.decode)
+        if not meta.spans and len(meta.decode) == 1:
+            return self._decode(q, pool, meta.decode[0])
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        if meta.decode is not None:
-            out[:n] = self._decode(q[:n], pool, meta.decode)
+        for d in meta.decode:
+            if d.rows is None:
+                out[: d.n] = self._decode(q[: d.n], pool, d)
+            else:
+                out.index_copy_(0, d.rows, self._decode(q.index_select(0, d.rows), pool, d))
         for s in meta.spans:
             at = slice(s.start, s.end)
             if s.pages is None:
@@ -147,9 +159,9 @@ class TorchAttention(AttentionBackend):
 
     def _decode(self, q: Tensor, pool: Tensor, d: DecodePart) -> Tensor:
         keys, values = self._gather(pool, d.pages)
-        grouped = q.reshape(d.rows, self.kv_heads, self.group, self.head_dim)
+        grouped = q.reshape(d.n, self.kv_heads, self.group, self.head_dim)
         out = F.scaled_dot_product_attention(grouped, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=d.mask)
-        return out.reshape(d.rows, self.heads, self.head_dim)
+        return out.reshape(d.n, self.heads, self.head_dim)
 
     def _prefill(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """One row. q: [n, heads, head_dim]; k, v: [kv, kv_heads, head_dim]; without a mask kv = n, causal."""
@@ -158,3 +170,19 @@ class TorchAttention(AttentionBackend):
         keys, values = (x.transpose(0, 1).unsqueeze(1).expand(-1, self.group, -1, -1) for x in (k, v))
         out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, is_causal=mask is None)
         return out.permute(2, 0, 1, 3).reshape(n, self.heads, self.head_dim)
+
+
+def similar(lengths: npt.NDArray[np.int32]) -> list[Ints]:
+    """Split rows into groups of similar length, so that a batch padded to its longest row computes less.
+
+    Returns: row numbers of each group; one group of all rows in order if no split saves enough.
+    """
+    n = len(lengths)
+    order = np.argsort(lengths, kind="stable")
+    rising = lengths[order].astype(np.int64)
+    below = np.arange(1, n)
+    saved = below * (rising[-1] - rising[:-1])  # padded tokens saved by splitting before each row but the first
+    if n < 2 or saved.max() < SPLIT_GAIN:
+        return [np.arange(n)]
+    at = int(saved.argmax()) + 1
+    return [part[rows] for part in (order[:at], order[at:]) for rows in similar(lengths[part])]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from minisgl.api.device import AttnContext, AttnFacts, BatchView, KVSpec
-from minisgl_plugins.attention.torch import TorchAttention
+from minisgl_plugins.attention.torch import TorchAttention, similar
 
 SLOTS, PAGES = 8, 96
 
@@ -148,6 +148,27 @@ def test_mixed_batch_of_decode_fresh_and_cached_prefill():
     b.row(0, 0, [30, 31, 32])
     b.row(7, 8, [40, 22, 41])
     b.check(decode=[4, 2], spans={0: 9, 7: 4})
+
+
+@pytest.mark.parametrize("gain", [1, 20, 10**9])
+def test_rows_are_computed_in_groups_of_similar_length(gain, monkeypatch):
+    """However many groups are made, in whatever order the rows come, each row gets its own result."""
+    monkeypatch.setattr("minisgl_plugins.attention.torch.SPLIT_GAIN", gain)
+    b = Bench(page_size=4)
+    pages = b.rng.permutation(PAGES).tolist()
+    for slot, n in enumerate((40, 3, 100, 41, 2, 97)):
+        b.row(slot, n, [pages.pop() for _ in range(n // 4 + 4)])
+    b.check(decode=[0, 1, 2, 3, 4, 5])
+    b.check(decode=[5, 1, 0, 2], spans={4: 1, 3: 6})
+
+
+def test_groups_are_a_partition_and_save_padding():
+    lengths = np.array([500, 20, 480, 30, 1000, 25], np.int32)
+    groups = similar(lengths)
+    assert sorted(np.concatenate(groups).tolist()) == list(range(6))
+    assert [sorted(lengths[g].tolist()) for g in groups] == [[20, 25, 30], [480, 500], [1000]]
+    assert [g.tolist() for g in similar(np.array([100, 90, 100], np.int32))] == [[0, 1, 2]]
+    assert [g.tolist() for g in similar(np.array([7], np.int32))] == [[0]]
 
 
 def test_rows_that_share_pages_of_a_prefix():
