@@ -4,11 +4,13 @@ import logging
 
 import pytest
 import torch
+from pydantic import ValidationError
 
-from minisgl.base.errors import CapacityError, ConfigError
+from minisgl.base.errors import CapacityError
+from minisgl.config.memory import parse_memory
 from minisgl.config.schema import KVSettings
 from minisgl.runtime.attention import KVSpec
-from minisgl.runtime.kv import parse_memory, plan_room
+from minisgl.runtime.kv import plan_room
 
 CPU = torch.device("cpu")
 SPEC = KVSpec(kv_heads=2, head_dim=4, dtype=torch.float32, page_size=16)
@@ -22,16 +24,18 @@ def room(max_slots=4, max_len=100, **kv):
 @pytest.mark.parametrize(
     ("text", "size"),
     [("0.5", 500), ("1", 1000), ("1.0", 1000), ("2GiB", 2 << 30), ("512 MiB", 512 << 20), ("1.5GB", 1_500_000_000),
-     ("64k", 64_000), ("3Mi", 3 << 20), ("100B", 100)],
+     ("64k", 64_000), ("3Mi", 3 << 20), ("100B", 100), ("2TiB", 2 << 40)],
 )  # fmt: skip
 def test_memory_is_a_fraction_of_what_is_free_or_a_size(text, size):
     assert parse_memory(text, 1000) == size
 
 
-@pytest.mark.parametrize("text", ["", "lots", "-1GiB", "2", "1.1", "0", "GiB", "1TiB"])
+@pytest.mark.parametrize("text", ["", "lots", "-1GiB", "2", "1.1", "0", "GiB", "1PiB"])
 def test_other_memory_is_refused_with_what_is_accepted(text):
-    with pytest.raises(ConfigError, match=r"0\.9"):
+    with pytest.raises(ValueError, match=r"0\.9"):
         parse_memory(text, 1000)
+    with pytest.raises(ValidationError, match=r"0\.9"):  # when the settings are read, before a model is loaded
+        KVSettings(memory=text)
 
 
 def test_pages_are_rounded_down_and_one_is_the_dummy_m10():

