@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from minisgl.base.errors import ConfigError
@@ -47,6 +48,8 @@ def bind(host: str, port: int) -> socket.socket:
         sock.bind(where)
     except OSError as exc:
         sock.close()
+        if exc.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(f"server.host = {host!r} is no address of this machine; 0.0.0.0 means all") from exc
         raise ConfigError(
             f"server.port = {port} on {host} cannot be used ({exc.strerror}); stop what uses it, or choose another --port "
             "(0 picks a free one)"
