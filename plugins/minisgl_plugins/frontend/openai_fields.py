@@ -36,7 +36,6 @@ IGNORED = {
     "prompt_cache_options": dict,
     "metadata": dict,
     "store": bool,
-    "verbosity": str,
     "prediction": dict,
     "service_tier": str,
     "spaces_between_special_tokens": bool,
@@ -256,6 +255,7 @@ def _refuse_unbuilt(f: Fields, info: EngineInfo) -> None:
         if f.boolean(name):
             raise f.unsupported(name)
     f.refuse("length_penalty", 1, 1.0, False)
+    f.refuse("verbosity", "medium")
     for name in CONSTRAINTS:
         f.refuse(name)
     _response_format(f)
