@@ -6,8 +6,11 @@ The port opens at once; until the engine is ready requests are answered 503 ``mo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
+import time
+from collections.abc import Iterator
 
 from minisgl.base.errors import Fault
 from minisgl.client.client import EngineClient
@@ -16,6 +19,7 @@ from minisgl.client.http import HttpHost
 from minisgl.wire.codec import WireError
 from minisgl.wire.messages import Drain, Drained, FaultReport, Message, Ready, Stop
 from minisgl.wire.process import Process
+from minisgl.wire.pulse import BEAT_S, Pulse
 
 BACKLOG = 2048
 FAULT_GRACE_S = 1.0
@@ -114,10 +118,33 @@ async def serve(process: Process, sock: socket.socket) -> None:
     tasks = [loop.create_task(f.serve(), name=f"frontend {type(f).__name__}") for f in own]
     http = loop.create_task(host.serve(sock), name="the HTTP host")
     stop = loop.create_task(api.stopping.wait())
+    with watched(process):
+        try:
+            await _until(stop, [*tasks, http], api)
+        finally:
+            await _shut_down(own, host, [*tasks, http, stop])
+
+
+@contextlib.contextmanager
+def watched(process: Process) -> Iterator[None]:
+    """An event loop that no longer turns, because something blocks it, is a fault."""
+    turned_ns = time.monotonic_ns()
+
+    async def turn() -> None:
+        nonlocal turned_ns
+        while True:
+            turned_ns = time.monotonic_ns()
+            await asyncio.sleep(BEAT_S)
+
+    turning = asyncio.get_running_loop().create_task(turn())
+    pulse = Pulse(process.spec)
+    pulse.watch(lambda: (-1, turned_ns))
+    pulse.start()
     try:
-        await _until(stop, [*tasks, http], api)
+        yield
     finally:
-        await _shut_down(own, host, [*tasks, http, stop])
+        turning.cancel()
+        pulse.stop()
 
 
 async def _until(stop: asyncio.Task[bool], tasks: list[asyncio.Task[None]], api: Api) -> None:

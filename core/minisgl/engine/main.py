@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import faulthandler
 import importlib
 import logging
-import os
-import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
-from minisgl.base.errors import EXIT_FAULT
 from minisgl.base.types import Admit, EngineOutput
 from minisgl.engine import port
 from minisgl.wire import messages as wire
-from minisgl.wire.messages import Beat, FaultReport, Progress, Ready
-from minisgl.wire.process import Process, Stopped, report
+from minisgl.wire.messages import Progress, Ready
+from minisgl.wire.process import Process, Stopped
+from minisgl.wire.pulse import Pulse
 from minisgl.wire.sockets import Inbox
 
 if TYPE_CHECKING:
@@ -25,7 +22,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("minisgl.engine")
 Send = Callable[[wire.Message], None]
-BEAT_S = 1.0
 PROGRESS_S = 0.1
 CLOSE_S = 5.0
 
@@ -64,44 +60,10 @@ class ZmqPort:
             way(output)
 
 
-class Pulse(threading.Thread):
-    """Every second: a beat to ``listeners``, and a look at the pass that runs now. One longer than ``stall_s`` is a fault:
-    the stacks of all threads are written to the log and ``on_stall`` is called, which does not return."""
-
-    def __init__(self, listeners: Sequence[Send], on_stall: Callable[[str], None], every_s: float = BEAT_S) -> None:
-        super().__init__(name="pulse", daemon=True)
-        self._listeners, self._on_stall, self._every_s = listeners, on_stall, every_s
-        self._over = threading.Event()
-        self._watched: tuple[ZmqPort, Engine, float] | None = None
-
-    def watch(self, zmq_port: ZmqPort, engine: Engine, stall_s: float) -> None:
-        self._watched = (zmq_port, engine, stall_s)
-
-    def run(self) -> None:
-        while not self._over.wait(self._every_s):
-            step, age_s, stall_s = self._look()
-            for listener in self._listeners:
-                listener(Beat(step, age_s))
-            if age_s > stall_s:
-                faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
-                self._on_stall(
-                    f"the engine has been in one step for {age_s:.1f} s (after step {step}), more than engine.stall_s = "
-                    f"{stall_s:g}; the stacks of its threads are in the log"
-                )
-                return
-
-    def _look(self) -> tuple[int, float, float]:
-        """(last step, seconds in the pass that runs, most seconds)."""
-        if self._watched is None:
-            return -1, 0.0, float("inf")
-        zmq_port, engine, stall_s = self._watched
-        step, submitted_ns = engine.heartbeat
-        began = min((ns for ns in (zmq_port.pass_began_ns, submitted_ns) if ns), default=0)
-        return step, (time.monotonic_ns() - began) / 1e9 if began else 0.0, stall_s
-
-    def stop(self) -> None:
-        self._over.set()
-        self.join(2 * self._every_s)
+def what_runs(zmq_port: ZmqPort, engine: Engine) -> tuple[int, int]:
+    """The last step, and since when the pass or the step that runs now does; 0 if none does. Any thread may ask."""
+    step, submitted_ns = engine.heartbeat
+    return step, min((ns for ns in (zmq_port.pass_began_ns, submitted_ns) if ns), default=0)
 
 
 def progress_to(tell: Send, role: str) -> Callable[[str, int, int], None]:
@@ -126,11 +88,7 @@ def run(process: Process) -> None:
     to_text = [process.to(f"text-{i}") for i in range(settings.text.workers)]
     zmq_port = ZmqPort(process.inbox, to_text, [process.to("api-0")])
 
-    def on_stall(text: str) -> None:
-        report(process.spec.folder, FaultReport(process.role, "stall", text, EXIT_FAULT))
-        os._exit(EXIT_FAULT)
-
-    pulse = Pulse([process.tell, process.to("api-0")], on_stall)
+    pulse = Pulse(process.spec, [process.tell, process.to("api-0")])
     pulse.start()
     try:
         build_and_run(process, go, zmq_port, pulse)
@@ -148,7 +106,9 @@ def build_and_run(process: Process, go: wire.Go, zmq_port: ZmqPort, pulse: Pulse
     settings = process.settings
     engine = build_engine(settings, process.registry, go.model, zmq_port, progress, queue_limit=settings.limits.queue)
     try:
-        pulse.watch(zmq_port, engine, settings.engine.stall_limit(engine.info.device))
+        pulse.watch(
+            partial(what_runs, zmq_port, engine), settings.engine.stall_limit(engine.info.device), "engine.stall_s"
+        )
         process.tell(Ready(process.role, engine.info))
         engine.run()
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
@@ -26,6 +27,7 @@ from minisgl.wire.messages import (
     Tokenized,
 )
 from minisgl.wire.process import Process
+from minisgl.wire.pulse import Pulse
 
 log = logging.getLogger("minisgl.text")
 Send = Callable[[Message], None]
@@ -35,12 +37,13 @@ IDLE_MS = 500
 
 class TextWorker:
     """``to_api``: by api index. Tokens of running requests go before new prompts, whose tokenization takes longest: one
-    prompt at a time, and what the engine has said meanwhile in between."""
+    prompt at a time, and what the engine has said meanwhile in between. ``pass_began_ns``: monotonic; 0 while it waits."""
 
     def __init__(self, processor: TextProcessor, to_api: Mapping[int, Send], to_engine: Send) -> None:
         self._text = processor
         self._to_api, self._to_engine = to_api, to_engine
         self._jobs: deque[Job] = deque()
+        self.pass_began_ns = 0
 
     @property
     def waiting(self) -> int:
@@ -117,9 +120,22 @@ def run(process: Process) -> None:
     info = process.wait_for(Ready).info
     processor = TextProcessor(tokenizer, info, owner=process.spec.index)
     worker = TextWorker(processor, {0: process.to("api-0")}, process.to("engine"))
+    pulse = Pulse(process.spec)
+    pulse.watch(lambda: (-1, worker.pass_began_ns))
+    pulse.start()
     process.tell(Ready(process.role))
+    try:
+        serve(process, worker)
+    finally:
+        pulse.stop()
+
+
+def serve(process: Process, worker: TextWorker) -> None:
+    """Until Stop."""
     messages = process.early
     while not any(isinstance(m, Stop) for m in messages):
+        worker.pass_began_ns = time.monotonic_ns()
         worker.take(messages)
         worker.work()
+        worker.pass_began_ns = 0
         messages = process.inbox.receive(0 if worker.waiting else IDLE_MS)
