@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 from minisgl.base.bounds import NEUTRAL, SAMPLING_RANGES
 from minisgl.base.errors import ModelError
@@ -36,75 +37,70 @@ def build_engine(
 ) -> Engine:
     """Load the configured components and the model; the engine is ready when this returns.
 
-    ``observers``: in addition to the configured ones. ``queue_limit``: see Engine. Raises: PluginError, ConfigError, ModelError, CapacityError, Fault.
+    ``observers``: in addition to the configured ones. ``queue_limit``: see Engine.
+    Raises: PluginError, ConfigError, ModelError, CapacityError, Fault.
     """
-
-    def pick(kind: str) -> str:
-        return settings.use(kind)[0]
-
-    def create(kind: str, name: str, make_ctx: Callable[[Any], Any]) -> Any:
-        return registry.create(kind, name, settings.options(kind, name), make_ctx)
-
-    loop = cast(StepLoop, create("loop", pick("loop"), LoopContext))
-    executor_class = cast(type[Executor], registry.load("executor", pick("executor")))
+    make = partial(component, settings, registry)
+    loop: StepLoop = make("loop", LoopContext)
+    executor_class: type[Executor] = registry.load("executor", settings.use("executor")[0])
     facts = model_facts(registry, model) if executor_class.needs_weights else plain_facts(model)
-    executor = cast(
-        Executor,
-        create(
-            "executor",
-            pick("executor"),
-            lambda s: ExecContext(s, settings, registry, model, facts, loop.depth, progress),
-        ),
+    executor: Executor = make(
+        "executor", lambda s: ExecContext(s, settings, registry, model, facts, loop.depth, progress)
     )
-    # The torch-free parts are loaded before the weights are read, so that a broken one is known at once.
+    # What needs no weights is loaded and checked before they are read, so that what is broken is known at once.
     for kind in ("cache", "scheduler"):
-        registry.load(kind, pick(kind))
-    named_observers = [
-        cast(Observer, create("observer", name, lambda s: ObserverContext(s, "engine")))
-        for name in settings.use("observer")
-    ]
+        registry.load(kind, settings.use(kind)[0])
+    named = [make("observer", lambda s: ObserverContext(s, "engine"), name) for name in settings.use("observer")]
+    defaults = sampling_defaults(model) if settings.model.generation_defaults else {}
     try:
         device = executor.start()
-        limits = Limits(
-            max_slots=device.max_slots,
-            max_len=device.max_len,
-            num_pages=device.num_pages,
-            page_size=device.page_size,
-            batch_tokens=device.batch_tokens,
-            grow_pages=settings.kv.grow_pages,
+        limits = engine_limits(settings, device)
+        return Engine(
+            scheduler=make_scheduler(limits, settings, make),
+            executor=executor,
+            loop=loop,
+            port=port,
+            info=engine_info(settings, model, facts, device, defaults),
+            queue_limit=queue_limit,
+            stall_s=settings.engine.stall_limit(device.device),
+            observers=[*named, *observers],
+            check_plan=plan_checker(settings, limits),
+            audit=settings.engine.validate_ == "audit",
         )
-        scheduler = make_scheduler(limits, settings, create)
     except BaseException:
         executor.stop(5.0)
         raise
-    return Engine(
-        scheduler=scheduler,
-        executor=executor,
-        loop=loop,
-        port=port,
-        info=engine_info(settings, model, facts, device),
-        queue_limit=queue_limit,
-        stall_s=settings.engine.stall_limit(device.device),
-        observers=[*named_observers, *observers],
-        check_plan=plan_checker(settings, limits),
-        audit=settings.engine.validate_ == "audit",
+
+
+def component(
+    settings: Settings, registry: Registry, kind: str, make_ctx: Callable[[Any], Any], name: str | None = None
+) -> Any:
+    """The configured component of ``kind``, or the one with this name, with the options configured for it."""
+    name = name or settings.use(kind)[0]
+    return registry.create(kind, name, settings.options(kind, name), make_ctx)
+
+
+def engine_limits(settings: Settings, device: ExecInfo) -> Limits:
+    return Limits(
+        max_slots=device.max_slots,
+        max_len=device.max_len,
+        num_pages=device.num_pages,
+        page_size=device.page_size,
+        batch_tokens=device.batch_tokens,
+        grow_pages=settings.kv.grow_pages,
     )
 
 
-def make_scheduler(limits: Limits, settings: Settings, create: Callable[..., Any]) -> Scheduler:
-    """The scheduler with the configured cache and policy; both read its step as their clock."""
+def make_scheduler(limits: Limits, settings: Settings, make: Callable[..., Any]) -> Scheduler:
+    """The scheduler with the configured cache and policy; both read its step as their clock. ``make``: as ``component``."""
     owner: list[Scheduler] = []
 
     def clock() -> int:
         return owner[0].step if owner else 0
 
-    cache_name, policy_name = settings.use("cache")[0], settings.use("scheduler")[0]
-    cache = cast(
-        CachePolicy,
-        create("cache", cache_name, lambda s: CacheContext(limits.page_size, limits.num_pages, s, clock)),
-    )
     rng = Random(settings.engine.seed)
-    policy = cast(SchedulerPolicy, create("scheduler", policy_name, lambda s: SchedContext(s, limits, rng, clock)))
+    cache: CachePolicy = make("cache", lambda s: CacheContext(limits.page_size, limits.num_pages, s, clock))
+    policy: SchedulerPolicy = make("scheduler", lambda s: SchedContext(s, limits, rng, clock))
     owner.append(Scheduler(limits, cache, policy))
     return owner[0]
 
@@ -122,7 +118,8 @@ def architecture(registry: Registry, model: LocalModel) -> str:
 
     Raises: ModelError if the config names none; UnknownPlugin if no plugin has any of them.
     """
-    architectures = model.config.get("architectures") or ()
+    given = model.config.get("architectures") or ()
+    architectures = (given,) if isinstance(given, str) else tuple(given)
     known = registry.names("model")
     for name in architectures:
         if name in known:
@@ -139,7 +136,7 @@ def architecture(registry: Registry, model: LocalModel) -> str:
 def model_facts(registry: Registry, model: LocalModel) -> ModelFacts:
     """Facts as the model's own plugin reads them; ``arch`` is the plugin's name, whichever the config names first."""
     name = architecture(registry, model)
-    facts = cast(ModelFacts, registry.load("model", name).facts(model.config, model.generation))
+    facts: ModelFacts = registry.load("model", name).facts(model.config, model.generation)
     return replace(facts, arch=name)
 
 
@@ -148,7 +145,9 @@ def plain_facts(model: LocalModel) -> ModelFacts:
     return ModelFacts.from_hf(model.config, model.generation)
 
 
-def engine_info(settings: Settings, model: LocalModel, facts: ModelFacts, device: ExecInfo) -> EngineInfo:
+def engine_info(
+    settings: Settings, model: LocalModel, facts: ModelFacts, device: ExecInfo, defaults: Mapping[str, Any]
+) -> EngineInfo:
     picks = {kind: settings.use(kind)[0] for kind in ("executor", "loop", "scheduler", "cache")}
     return EngineInfo(
         model=model.name,
@@ -163,7 +162,7 @@ def engine_info(settings: Settings, model: LocalModel, facts: ModelFacts, device
         device=device.device,
         dtype=device.dtype,
         created=int(time.time()),
-        defaults=sampling_defaults(model) if settings.model.generation_defaults else {},
+        defaults=defaults,
         picks={**picks, **device.picks},
     )
 
