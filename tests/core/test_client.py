@@ -242,6 +242,28 @@ def test_a_server_that_cannot_serve_answers_503_with_its_reason(prepare: Callabl
     run(test)
 
 
+def test_an_output_that_is_refused_while_another_runs_ends_alone_with_an_error() -> None:
+    """After the first Delta there is no exception any more: the other outputs go on."""
+
+    async def test() -> None:
+        w = World()
+        stream, task = await first(w.client, GenerateRequest(text="x", n=2))
+        a, b = w.submits()[0].uids
+        w.client.take(Accepted(a, 3))
+        w.client.take(Deltas((Delta(a, 0, "h", (7,)),)))
+        w.client.take(Refused(b, 503, "full", "server_overloaded"))
+        w.client.take(Deltas((Delta(a, 0, "i", (8,), "length", usage=Usage(3, 2)),)))
+        _, *deltas = [await task] + [item async for item in stream]
+        assert [(d.index, d.text, d.finish, d.error) for d in deltas] == [
+            (0, "h", None, ""),
+            (1, "", "error", "full"),
+            (0, "i", "length", ""),
+        ]
+        assert w.client.num_open == 0
+
+    run(test)
+
+
 def test_more_questions_than_may_wait_are_answered_503() -> None:
     """/tokenize and the like: the text worker's queue does not grow without a limit."""
 

@@ -49,9 +49,11 @@ _Item = Accepted | Delta | Refused | _EngineGone
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """An open request. ``running``: its outputs that have not ended, uid -> index; ``delivered``: a Delta was handed out."""
+    """An open request. ``uids``: of its outputs, by index; ``running``: those that have not ended, uid -> index;
+    ``delivered``: a Delta was handed out."""
 
     worker: int
+    uids: tuple[int, ...]
     running: dict[int, int]
     items: asyncio.Queue[_Item] = field(default_factory=asyncio.Queue)
     accepted: bool = False
@@ -210,9 +212,9 @@ class EngineClient:
         integer(r.n, "n", 1, MAX_N)  # before uids are made of it
         self._check_open(r.n)
         worker = next(self._turn)
-        uids = [self._new_uid(worker) for _ in range(r.n)]
-        job = _Job(worker, {uid: i for i, uid in enumerate(uids)})
-        self._send(self._text[worker], Submit(tuple(uids), r), r.param)
+        uids = tuple(self._new_uid(worker) for _ in range(r.n))
+        job = _Job(worker, uids, {uid: i for i, uid in enumerate(uids)})
+        self._send(self._text[worker], Submit(uids, r), r.param)
         self._jobs.update(dict.fromkeys(uids, job))
         return job
 
@@ -225,6 +227,8 @@ class EngineClient:
             job.delivered = True
             job.output_tokens[item.index] = job.output_tokens.get(item.index, 0) + len(item.ids)
             return [item]
+        if isinstance(item, Refused) and job.delivered:  # one of several outputs, when another runs already
+            return [self._error_delta(job, item.uid, job.uids.index(item.uid), item.message)]
         if isinstance(item, Refused):
             raise RequestError(
                 item.message,
