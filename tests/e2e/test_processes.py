@@ -21,7 +21,7 @@ SLOW = {"step_delay_s": 0.01}
 ADMIN = {"Authorization": "Bearer boss"}
 PLUGINS = '''
 import asyncio, os, sys, time
-from minisgl.api import Frontend, SchedulerPolicy
+from minisgl.api import Frontend, ModelSource, SchedulerPolicy
 from minisgl.api.hookspec import hookimpl
 
 sys.path.insert(0, os.path.dirname(__file__))
@@ -41,6 +41,17 @@ class Raising(Base):
 class Hanging(Base):
     def plan(self, v, b):
         while True: time.sleep(0.05)
+
+class Endless(ModelSource):
+    """Downloads for ever."""
+    def __init__(self, ctx): self.ctx = ctx
+    def resolve(self, ref, revision, weights):
+        try:
+            while True:
+                self.ctx.progress("endless", 1, 2)
+                time.sleep(0.01)
+        finally:
+            with open(os.environ["DIARY"], "a") as f: f.write("let go\\n")
 
 class Quitter(Frontend):
     async def serve(self): pass
@@ -471,6 +482,15 @@ def _script(start: Maker, before: str = "", after: str = "", head: str = "") -> 
     file = start.tmp / "program.py"
     file.write_text(head + SCRIPT.format(before=before, after=after))
     return (sys.executable, str(file))
+
+
+def test_download_ends_with_a_server_that_is_stopped_while_loading(start: Maker) -> None:
+    """The source is told by its progress callback, and ends what it has started."""
+    before = 'registry.add("model_source", "endless", "tricks:Endless")'
+    server = start("--model", "endless:model", command=_script(start, before=before), ready=False)
+    server.wait_stderr("^endless")
+    assert server.stop() == 0
+    assert (start.tmp / "diary").read_text() == "let go\n"
 
 
 def test_child_with_another_version_of_a_plugin_is_refused_with_the_difference(start: Maker) -> None:

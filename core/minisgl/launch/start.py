@@ -1,4 +1,4 @@
-"""What the supervisor decides before it starts a process: the plugin lock, the listening socket."""
+"""What the supervisor needs besides its processes: the plugin lock, the listening socket, how it says that it is ready."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import socket
 
 from minisgl.base.errors import ConfigError
+from minisgl.base.types import EngineInfo
 from minisgl.config.schema import Settings
 from minisgl.plugin.hooks import Hooks
 from minisgl.plugin.kinds import KINDS
@@ -61,3 +62,13 @@ def url(host: str, sock: socket.socket) -> str:
     """Where to reach the server; a wildcard address is shown as it is."""
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{sock.getsockname()[1]}"
+
+
+def ready_line(where: str, info: EngineInfo, seconds: float) -> str:
+    """``ready: http://127.0.0.1:30000  model=... device=cpu dtype=float32 pages=2048x16 cache=radix ...``"""
+    named = {"arch" if kind == "model" else kind: name for kind, name in info.picks.items()}
+    picks = " ".join(f"{kind}={name}" for kind, name in sorted(named.items()))
+    return (
+        f"ready: {where}  model={info.served_names[0]} device={info.device} dtype={info.dtype} max_len={info.max_len} "
+        f"pages={info.num_pages}x{info.page_size} {picks}  ({seconds:.1f} s)"
+    )

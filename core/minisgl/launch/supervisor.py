@@ -29,14 +29,14 @@ from minisgl.config.load import settings_to_json
 from minisgl.config.schema import Settings
 from minisgl.engine.build import architecture
 from minisgl.launch.process import Child
-from minisgl.launch.start import bind, make_lock, url
+from minisgl.launch.start import bind, make_lock, ready_line, url
 from minisgl.plugin.hooks import Hooks
 from minisgl.plugin.lock import PluginLock
 from minisgl.plugin.registry import Registry
 from minisgl.text.create import chat_template
 from minisgl.text.resolve import resolve_model
 from minisgl.wire.messages import Beat, Drain, Drained, FaultReport, Go, Hello, Message, Progress, Ready, Stop
-from minisgl.wire.process import SUPERVISOR, Spec
+from minisgl.wire.process import SUPERVISOR, Spec, Stopped
 from minisgl.wire.sockets import Inbox, Outbox, RuntimeDir, address
 
 log = logging.getLogger("minisgl.launch")
@@ -45,6 +45,7 @@ READY_S = 120.0  # from the engine's READY to the others'
 LOAD_SILENCE_S = 3600.0  # a load that tells no progress for so long hangs
 BEAT_LOST_S = 30.0
 STOP_S = 3.0  # from STOP to SIGKILL
+RESOLVER_S = 1.0  # from the end of the server to that of a download or conversion
 LAST_WORDS_S = 0.2  # from the end of a process to the arrival of what it reported
 FAULT_WAIT_S = 4.0  # how long the api may take to tell open requests of a fault
 POLL_MS = 500
@@ -84,13 +85,15 @@ class Supervisor:
         self._ways: dict[str, Outbox] = {}
         self._greeted: set[str] = set()
         self._ready: set[str] = set()
-        self._go_on: Go | None = None  # once the model is there
+        self._go_with_model: Go | None = None  # once the model is there
         self._info: EngineInfo | None = None
         self._events: queue.SimpleQueue[Child | LocalModel | BaseException] = queue.SimpleQueue()
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)[::-1]
         self._signals: list[int] = []
         self._started = self._moved = self._beat_at = time.monotonic()
         self._drained = False
+        self._over = threading.Event()
+        self._resolver = threading.Thread(target=self._resolve, name="resolver", daemon=True)
         self._progress: Callable[[str, int, int], None] = lambda what, done, total: None
 
     @property
@@ -122,7 +125,7 @@ class Supervisor:
         try:
             for role in self.roles:
                 self._start(role, sock.fileno() if role == "api-0" else None)
-            threading.Thread(target=self._resolve, daemon=True).start()
+            self._resolver.start()
             while not self._signals:
                 self._turn()
                 self._check_clock()
@@ -135,7 +138,10 @@ class Supervisor:
                 self._end_with_fault(exc)
             raise
         finally:
+            self._over.set()
             self._kill_all()
+            if self._resolver.ident is not None:
+                self._resolver.join(RESOLVER_S)
             self.hooks.call("process_stopping", role=SUPERVISOR, rank=0)
 
     def _start(self, role: str, listen_fd: int | None) -> None:
@@ -149,9 +155,19 @@ class Supervisor:
     def _resolve(self) -> None:
         """In a thread of its own: it may download for long."""
         try:
-            self._post(resolve_model(self.settings, self.registry, self.hooks, self._draw, weights=self._needs_weights))
+            self._post(
+                resolve_model(
+                    self.settings, self.registry, self.hooks, self._resolver_progress, weights=self._needs_weights
+                )
+            )
         except BaseException as exc:
             self._post(exc)
+
+    def _resolver_progress(self, what: str, done: int, total: int) -> None:
+        """Progress of the resolver. When the server ends it raises, so that the processes that download or convert end too."""
+        if self._over.is_set():
+            raise Stopped
+        self._draw(what, done, total)
 
     def _draw(self, what: str, done: int, total: int) -> None:
         self._moved = time.monotonic()
@@ -212,7 +228,7 @@ class Supervisor:
             raise event
         if isinstance(event, BaseException):
             raise Fault(f"the model could not be made available: {type(event).__name__}: {event}") from event
-        self._go_on = Go(event, self._lock_of(event))
+        self._go_with_model = Go(event, self._lock_of(event))
         for role in self._greeted:
             self._go(role)
 
@@ -249,8 +265,8 @@ class Supervisor:
         if role == "api-0":
             if role not in self._ready:
                 self._ways[role].send(Go())
-        elif self._go_on is not None:
-            self._ways[role].send(self._go_on)
+        elif self._go_with_model is not None:
+            self._ways[role].send(self._go_with_model)
 
     def _lock_of(self, model: LocalModel) -> str:
         """What the model selects beyond the settings. Raises: PluginError, ModelError if no plugin has its architecture."""
@@ -363,13 +379,3 @@ class Supervisor:
         for child in self._children.values():
             if not child.wait(STOP_S):
                 log.error("%s (pid %d) does not end", child.role, child.pid)
-
-
-def ready_line(where: str, info: EngineInfo, seconds: float) -> str:
-    """``ready: http://127.0.0.1:30000  model=... device=cpu dtype=float32 pages=2048x16 cache=radix ...``"""
-    named = {"arch" if kind == "model" else kind: name for kind, name in info.picks.items()}
-    picks = " ".join(f"{kind}={name}" for kind, name in sorted(named.items()))
-    return (
-        f"ready: {where}  model={info.served_names[0]} device={info.device} dtype={info.dtype} max_len={info.max_len} "
-        f"pages={info.num_pages}x{info.page_size} {picks}  ({seconds:.1f} s)"
-    )

@@ -15,8 +15,8 @@ from minisgl.base.types import LocalModel
 @dataclass(frozen=True, slots=True)
 class SourceContext:
     """``cache_dir``: where downloads and conversions are kept. ``offline``: never touch the network.
-    ``progress(what, done, total)`` in bytes. ``hub_dir``: where a model hub's client keeps its downloads; None: where it
-    does so by itself, shared with other programs."""
+    ``progress(what, done, total)`` in bytes; it raises when the server is told to end meanwhile. ``hub_dir``: where a model
+    hub's client keeps its downloads; None: where it does so by itself, shared with other programs."""
 
     settings: Any
     cache_dir: Path
