@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from minisgl.base.types import Admit, Limits, SamplingSpec
+from minisgl.base.types import Admit, Limits, SamplingSpec, StepResult
 from minisgl.engine.loop import LoopContext, StepLoop
 from minisgl.plugin.registry import Registry
 from minisgl.sched.policy import SchedContext, SchedulerPolicy
@@ -30,20 +30,26 @@ class Watched(SimEngine):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.blocked = 0
+        self.unsent = False
 
     def intake(self, block: bool) -> None:
         if block and not self.inbox:
             assert self.idle, f"the loop waits for arrivals with work to do: {dict(self.scheduler.counts())}"
-            assert not self.unsent(), "the loop waits for arrivals with outputs not flushed"
+            assert not self.unsent, "the loop waits for arrivals with outputs not flushed"
             self.blocked += 1
         super().intake(block)
 
-    def unsent(self) -> bool:
-        return bool(self.scheduler._outputs)
+    def commit(self, r: StepResult) -> None:
+        super().commit(r)
+        self.unsent = True
+
+    def flush(self) -> None:
+        super().flush()
+        self.unsent = False
 
     def turn(self) -> None:
         super().turn()
-        assert not self.unsent(), "a turn ended with outputs not flushed"
+        assert not self.unsent, "a turn ended with outputs not flushed"
 
 
 class LoopContract(ComponentContract):
