@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "version": ("minisgl_cli.version", "print versions"),
 }
 EXIT_INTERRUPTED = 130
-SPIN_COUNT = "2000"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +33,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: minisgl runs on Linux; this is {sys.platform}", file=sys.stderr)
         return EXIT_CONFIG
     see_current_folder()
-    let_threads_sleep(os.environ)
     try:
         code = dispatch(args)
         sys.stdout.flush()
@@ -48,13 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code
-
-
-def let_threads_sleep(environ: MutableMapping[str, str]) -> None:
-    """Before torch is loaded: its threads wait for one another awake for some 0.1 ms, then sleep. With OpenMP's own much
-    longer wait, decoding gets about 8 times slower as soon as other programs want the same cores."""
-    if "OMP_WAIT_POLICY" not in environ:
-        environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
 def see_current_folder() -> None:

@@ -351,13 +351,3 @@ def test_plugins_check_imports_each_in_its_own_process(make_dist: Any) -> None:
     assert "cache.lfu (acme 1): ok, imported in " in done.stdout
     assert fresh("plugins", "check", "cache.lfu", path=site).returncode == 0
     assert "no plugin and no package" in fresh("plugins", "check", "nope", path=site).stderr
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [({}, "2000"), ({"GOMP_SPINCOUNT": "9"}, "9"), ({"OMP_WAIT_POLICY": "active"}, None)],
-)
-def test_waiting_threads_sleep_unless_the_user_says_otherwise(before: dict[str, str], after: str | None) -> None:
-    environ = dict(before)
-    cli.let_threads_sleep(environ)
-    assert environ.get("GOMP_SPINCOUNT") == after

@@ -19,6 +19,7 @@ from minisgl.engine.engine import Engine
 from minisgl.engine.executor import ExecContext, Executor
 from minisgl.engine.loop import LoopContext, StepLoop
 from minisgl.engine.port import EnginePort
+from minisgl.engine.threads import bound_spinning
 from minisgl.observe import Observer, ObserverContext
 from minisgl.plugin.registry import Registry
 from minisgl.sched.cache import CacheContext, CachePolicy
@@ -40,6 +41,7 @@ def build_engine(
     ``observers``: in addition to the configured ones. ``queue_limit``: see Engine.
     Raises: PluginError, ConfigError, ModelError, CapacityError, Fault.
     """
+    bound_spinning()  # before the model's and the device's plugins import torch
     make = partial(component, settings, registry)
     loop: StepLoop = make("loop", LoopContext)
     executor_class: type[Executor] = registry.load("executor", settings.use("executor")[0])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import queue
-import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,8 +11,6 @@ from minisgl.api import ExecContext, ExecHealth, ExecInfo, Executor, Fault, Mini
 
 if TYPE_CHECKING:
     from minisgl.api.device import Worker
-
-SPIN_COUNT = "10000"
 
 
 class LocalExecutor(Executor):
@@ -85,7 +81,6 @@ class LocalExecutor(Executor):
         worker.close()
 
     def _build(self) -> Worker:
-        _bound_spinning()
         from minisgl.nn import build_worker
 
         c = self.ctx
@@ -102,11 +97,3 @@ class LocalExecutor(Executor):
                 return
             self._done = plan.step
             self._results.put(result)
-
-
-def _bound_spinning() -> None:
-    """Let waiting OpenMP threads sleep after a fraction of a millisecond. libgomp's own limit is some milliseconds: when
-    other processes want the cores, such as the text and API workers, a step of a small model then takes several times as
-    long. It is read once, when torch is imported, so this has no effect on a program that has imported torch itself."""
-    if "torch" not in sys.modules:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)

@@ -1,6 +1,5 @@
 """The local executor: order, results, faults, stop."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -129,17 +128,3 @@ def test_importing_the_executor_does_not_import_torch():
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
         == "False"
     )
-
-
-@pytest.mark.parametrize("before", [None, "7"])
-def test_waiting_threads_sleep_soon_unless_the_user_says_otherwise(before):
-    """OpenMP reads the limit when torch is imported, which the executor does when it starts."""
-    code = (
-        "import os; from minisgl_plugins.executor import local\n"
-        "local._bound_spinning(); print(os.environ['GOMP_SPINCOUNT'])"
-    )
-    env = {k: v for k, v in os.environ.items() if k != "GOMP_SPINCOUNT"} | (
-        {"GOMP_SPINCOUNT": before} if before else {}
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
-    assert out.stdout.strip() == (before or "10000")
