@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
 
-from minisgl_cli.options import parse
+from minisgl_cli.options import parse, set_logging
+
+if TYPE_CHECKING:
+    from minisgl.base.types import SamplingParams
+    from minisgl.client.pipeline import LLM
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -25,20 +30,22 @@ def arguments(parser: ArgumentParser) -> None:
 def run(argv: list[str]) -> int:
     """Generate and print; returns the exit code."""
     loaded, registry, hooks, args = parse(argv, verb="generate", extra=arguments)
+    set_logging(loaded)
     from minisgl.client.pipeline import LLM, Pipeline
+    from minisgl.text.validate import check_sampling
 
+    sampling = sampling_of(args)
+    check_sampling(sampling)  # before the model is loaded
+    prompt = sys.stdin.read().removesuffix("\n") if args.prompt == "-" else args.prompt
     pipeline = Pipeline(loaded.settings, registry=registry, hooks=hooks, show_progress=not args.quiet)
     with LLM.on(pipeline) as llm:
-        return answer(llm, args)
+        return answer(llm, prompt, sampling, args)
 
 
-def answer(llm: object, args: Namespace) -> int:
-    from minisgl.base.types import SamplingParams, Usage
-    from minisgl.client.pipeline import LLM
+def sampling_of(args: Namespace) -> SamplingParams:
+    from minisgl.base.types import SamplingParams
 
-    assert isinstance(llm, LLM)
-    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
-    sampling = SamplingParams(
+    return SamplingParams(
         temperature=args.temperature,
         top_p=args.top_p,
         top_k=args.top_k,
@@ -47,13 +54,20 @@ def answer(llm: object, args: Namespace) -> int:
         max_tokens=args.max_tokens,
         stop=tuple(args.stop),
     )
+
+
+def answer(llm: LLM, prompt: str, sampling: SamplingParams, args: Namespace) -> int:
     system = [{"role": "system", "content": args.system}] if args.system else []
     messages = [*system, {"role": "user", "content": prompt}]
-    usage: Usage | None = None
-    for delta in llm.stream(prompt if args.raw else messages, sampling):
-        sys.stdout.write(delta.text)
-        sys.stdout.flush()
-        usage = delta.usage or usage
+    usage = None
+    try:
+        for delta in llm.stream(prompt if args.raw else messages, sampling):
+            sys.stdout.write(delta.text)
+            sys.stdout.flush()
+            usage = delta.usage or usage
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")  # the shell's prompt comes on a line of its own
+        raise
     sys.stdout.write("\n")
     if usage is not None and not args.quiet:
         print(f"[{usage.prompt_tokens} prompt tokens, {usage.completion_tokens} generated]", file=sys.stderr)

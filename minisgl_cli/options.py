@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import sys
 from argparse import ArgumentParser, HelpFormatter, Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +45,12 @@ def parse(
     settings = [f"{e.where}={e.value}" for e in options.entries]
     loaded = load_settings(argv=settings, files=args.config, plugins=args.plugin)
     return loaded, loaded.registry, loaded.hooks, args
+
+
+def set_logging(loaded: Loaded) -> None:
+    """For verbs whose output is the terminal's: warnings are shown, and more if ``log.level`` is set."""
+    level = loaded.settings.log.level if ("log", "level") in loaded.origins else "warning"
+    logging.basicConfig(level=level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
 
 
 def _parser(verb: str, extra: Callable[[ArgumentParser], None] | None) -> ArgumentParser:

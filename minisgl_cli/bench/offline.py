@@ -11,8 +11,8 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from minisgl_cli.bench.report import bar_plot, json_line, table
-from minisgl_cli.options import parse
+from minisgl_cli.bench.report import bar_plot, check_plot, json_line, table
+from minisgl_cli.options import parse, set_logging
 
 Range = tuple[int, int]
 
@@ -47,25 +47,34 @@ def show(r: Range) -> str:
 
 def parse_range(text: str) -> Range:
     low, _, high = text.partition("-")
-    return int(low), int(high or low)
+    found = int(low), int(high or low)
+    if not 1 <= found[0] <= found[1]:
+        raise ValueError("from the lesser to the greater, at least 1")
+    return found
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError("at least 1")
+    return number
 
 
 def parse_case(text: str) -> Case:
     """``REQUESTS:INPUT:OUTPUT``, lengths as a number or ``LOW-HIGH``."""
     try:
         requests, inputs, outputs = text.split(":")
-        case = Case(int(requests), parse_range(inputs), parse_range(outputs))
+        return Case(positive(requests), parse_range(inputs), parse_range(outputs))
     except ValueError as exc:
-        raise ArgumentTypeError(f"{text!r} is not REQUESTS:INPUT:OUTPUT, for example 16:64:16-256") from exc
-    if case.requests < 1 or min(case.input_len[0], case.output_len[0]) < 1:
-        raise ArgumentTypeError(f"{text!r}: requests and lengths must be at least 1")
-    return case
+        raise ArgumentTypeError(
+            f"{text!r} is not REQUESTS:INPUT:OUTPUT, each at least 1, for example 16:64:16-256"
+        ) from exc
 
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--case", action="append", type=parse_case, metavar="N:IN:OUT", help="a workload; repeatable")
     parser.add_argument(
-        "--repeats", type=int, default=3, metavar="N", help="measurements of each case (median is shown)"
+        "--repeats", type=positive, default=3, metavar="N", help="measurements of each case (median is shown)"
     )
     parser.add_argument("--compare", choices=("transformers", "none"), default="transformers", help="the peer")
     parser.add_argument("--bench-seed", type=int, default=0, metavar="N", help="of the random prompts")
@@ -75,6 +84,9 @@ def arguments(parser: ArgumentParser) -> None:
 def run(argv: list[str]) -> int:
     """Measure and report; returns the exit code."""
     loaded, registry, hooks, args = parse(argv, verb="bench offline", extra=arguments)
+    set_logging(loaded)
+    if args.plot is not None:
+        check_plot(args.plot)
     from minisgl.client.pipeline import Pipeline
 
     cases: Sequence[Case] = args.case or DEFAULT_CASES

@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,18 @@ def json_line(name: str, **values: Any) -> None:
     print(json.dumps({"bench": name, **values, "environment": environment()}), flush=True)
 
 
+def check_plot(path: Path) -> None:
+    """Before anything is measured. Raises: ConfigError for a plot that could not be written."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs package 'matplotlib': pip install 'minisgl[dev]'")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--plot {path}: there is no folder {str(path.parent)!r}")
+
+
 def bar_plot(path: Path, title: str, labels: Sequence[str], series: Mapping[str, Sequence[float]], unit: str) -> None:
-    """Grouped bars with their values, written to ``path``. Raises: ConfigError without matplotlib."""
-    try:
-        import matplotlib
-    except ModuleNotFoundError as exc:
-        raise ConfigError("--plot needs package 'matplotlib': pip install 'minisgl[dev]'") from exc
+    """Grouped bars with their values, written to ``path``."""
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
