@@ -38,6 +38,17 @@ def test_other_memory_is_refused_with_what_is_accepted(text):
         KVSettings(memory=text)
 
 
+@pytest.mark.parametrize(("given", "kept"), [(0.5, "0.5"), (1, "1"), (1.0, "1.0"), ("auto", "auto")])
+def test_the_fraction_may_be_a_number(given, kept):
+    assert KVSettings(memory=given).memory == kept
+
+
+@pytest.mark.parametrize("given", [2, 1.5, 0.0, -0.5, True, None, []])
+def test_other_numbers_and_types_are_refused(given):
+    with pytest.raises(ValidationError):
+        KVSettings(memory=given)
+
+
 def test_pages_are_rounded_down_and_one_is_the_dummy_m10():
     r = room(memory=f"{4 * PAGE + PAGE - 1}B", max_len=33)
     assert r.num_pages == 3

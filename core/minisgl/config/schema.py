@@ -78,12 +78,14 @@ class KVSettings(Section):
     num_pages: int | None = Field(None, gt=0, description="exact number of pages, instead of memory")
     grow_pages: int = Field(1, ge=1, description="pages a decoding row gets at a time")
 
-    @field_validator("memory")
+    @field_validator("memory", mode="before")
     @classmethod
-    def readable(cls, memory: str) -> str:
-        if memory != "auto":
-            parse_memory(memory, 1)
-        return memory
+    def readable(cls, memory: Any) -> Any:
+        """A TOML file and Python may give the fraction as a number."""
+        text = str(memory) if isinstance(memory, float) or memory == 1 else memory
+        if isinstance(text, str) and text != "auto":
+            parse_memory(text, 1)
+        return text
 
 
 class ParallelSettings(Section):
