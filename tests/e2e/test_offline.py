@@ -205,7 +205,9 @@ def test_preempted_seeded_request_continues_its_random_stream(checkpoint: Path) 
     with open_llm(checkpoint) as llm:
         alone = llm.generate([mine], SEEDED)[0].ids
     options = {"kv": {"page_size": 4, "num_pages": 40}, "cache": "naive"}
-    with LLM(checkpoint, show_progress=False, scheduler=SeededIsVictim, engine={"validate": "audit", "threads": 1}, **options) as llm:
+    with LLM(
+        checkpoint, show_progress=False, scheduler=SeededIsVictim, engine={"validate": "audit", "threads": 1}, **options
+    ) as llm:
         outputs = llm.generate([mine, *(prompt(20 + i, i) for i in range(4))], [SEEDED] + [UNSEEDED] * 4)
         assert llm.pipeline.engine.scheduler.counts()["preemptions"] >= 1
     assert outputs[0].ids == alone
