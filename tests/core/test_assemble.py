@@ -43,10 +43,10 @@ def test_a_named_backend_that_cannot_serve_is_refused_with_its_reason_and_the_ot
         pick_attention(settings("refusing"), registry(), FACTS)
 
 
-def test_auto_reports_every_reason_when_none_serves():
-    windowed = AttnFacts(4, 2, 8, "float32", 16, "cpu", window=128)
-    with pytest.raises(ConfigError, match="torch: sliding windows are not supported"):
-        pick_attention(settings(), registry(), windowed)
+def test_auto_reports_every_reason_when_none_serves(monkeypatch):
+    monkeypatch.setattr("minisgl.nn.assemble.ATTENTION_ORDER", ("refusing", "broken"))
+    with pytest.raises(ConfigError, match=r"refusing: page_size 16 is not 64; broken: (?s:.*)no_such_module_anywhere"):
+        pick_attention(settings(), registry(), FACTS)
 
 
 def test_a_named_backend_that_is_unknown_or_broken_is_never_replaced():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from minisgl.base.errors import ModelError
-from minisgl.base.facts import ModelFacts
+from minisgl.base.facts import ModelFacts, MoEFacts, WindowFacts
 
 BASE = {
     "architectures": ["LlamaForCausalLM"],
@@ -20,6 +20,9 @@ BASE = {
     "rms_norm_eps": 1e-5,
     "eos_token_id": 2,
 }
+
+
+LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 
 
 def facts(generation=None, without=(), **changes):
@@ -128,7 +131,7 @@ def test_published_llama_3_configs(folder, expected):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+        ({"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}}, "alpha=1000.0"),
         ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}, "rope type 'longrope'"),
         ({"rope_scaling": {"rope_type": "yarn", "type": "linear", "factor": 2.0}}, "contradict"),
         ({"rope_scaling": {"factor": 2.0}}, "does not take factor=2.0"),
@@ -137,6 +140,9 @@ def test_published_llama_3_configs(folder, expected):
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "not one flat table"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ({"sliding_window": 1024}, "sliding_window=1024"),
+        ({"layer_types": ["sliding_attention"] * 3}, "sliding_attention"),
+        ({"sliding_window": 64, "layer_types": ["sliding_attention"]}, "1 entries for num_hidden_layers=3"),
+        ({"sliding_window": "64"}, "sliding_window='64'"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
         ({"quantization_config": {"quant_method": "awq"}}, "'awq'"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
@@ -175,3 +181,33 @@ def test_the_config_of_a_saved_transformers_model_is_read(tmp_path: Path):
     ).save_pretrained(tmp_path)
     f = ModelFacts.from_hf(json.loads((tmp_path / "config.json").read_text()), {})
     assert (f.head_dim, f.rope.theta, f.rope.kind) == (16, 10000.0, "default")
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [({}, {0, 1, 2}), ({"max_window_layers": 2}, {2}), ({"max_window_layers": 2, "layer_types": LAYER_TYPES}, {0, 2})],
+)  # fmt: skip
+def test_layers_with_a_window(changes, layers):
+    """layer_types of transformers 5, max_window_layers of Qwen before, else all layers."""
+    f = ModelFacts.from_hf(BASE | {"sliding_window": 64} | changes, {}, windows=True)
+    assert f.window == WindowFacts(64, frozenset(layers))
+
+
+def test_a_window_in_no_layer_is_none():
+    """Qwen2's max_window_layers counts the layers that see everything."""
+    assert facts(sliding_window=64, max_window_layers=3).window is None
+
+
+def test_dynamic_scaling_serves_the_length_up_to_which_it_changes_nothing():
+    """Beyond it, transformers' rotation of a token depends on the length of the request when its key was computed."""
+    f = facts(rope_scaling={"type": "dynamic", "factor": 4.0})
+    assert (f.rope.kind, f.max_len) == ("dynamic", 2048)
+
+
+def test_experts_of_a_published_config():
+    """Qwen3-30B-A3B."""
+    published = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
+                 "decoder_sparse_step": 1, "mlp_only_layers": [], "num_hidden_layers": 48}  # fmt: skip
+    assert MoEFacts.from_hf(published) == MoEFacts(128, 8, 768, True, frozenset(range(48)))
+    some = MoEFacts.from_hf(published | {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]})
+    assert some.layers == {1, 5}

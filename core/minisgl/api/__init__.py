@@ -13,7 +13,7 @@ from minisgl.base.errors import (
     PluginError,
     RequestError,
 )
-from minisgl.base.facts import ModelFacts, RopeFacts
+from minisgl.base.facts import ModelFacts, MoEFacts, RopeFacts, WindowFacts
 from minisgl.base.types import (
     I32,
     NO_PAGES,
@@ -74,10 +74,10 @@ __all__ = [
     "Decoder", "Delta", "Deny", "EmptyLease", "EngineClient", "EngineInfo", "EngineOps", "EventStream", "Exchange",
     "ExecContext", "ExecHealth", "ExecInfo", "Executor", "Fault", "Fields", "Finish", "Frontend", "FrontendContext",
     "GenerateRequest", "Grant", "HttpFrontend", "Inserted", "Lease", "Limits", "LocalModel", "LoopContext",
-    "MiniSGLError", "ModelError", "ModelFacts", "ModelSource", "Observer", "ObserverContext", "PluginError",
+    "MiniSGLError", "MoEFacts", "ModelError", "ModelFacts", "ModelSource", "Observer", "ObserverContext", "PluginError",
     "PluginSettings", "ReqState", "ReqView", "RequestError", "RequestEvent", "RopeFacts", "RowInit", "SamplingParams",
     "SamplingSpec", "SchedContext", "SchedView", "SchedulerPolicy", "SourceContext", "Span", "StepBuilder", "StepLoop",
-    "StepPlan", "StepResult", "StepStats", "Ticket", "Tokenizer", "TokenizerContext", "Usage", "WindowDecoder",
+    "StepPlan", "StepResult", "StepStats", "Ticket", "Tokenizer", "TokenizerContext", "Usage", "WindowDecoder", "WindowFacts",
     "as_array", "as_integer", "as_number", "as_object", "as_string", "bounds", "gpt2_alphabet", "invalid_type",
     "one_of", "route", "unavailable",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 _ROPE_KEYS: dict[str, frozenset[str]] = {
     "default": frozenset(),
     "linear": frozenset({"factor", "original_max_position_embeddings"}),
+    "dynamic": frozenset({"factor", "original_max_position_embeddings"}),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
     "yarn": frozenset(
         {"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale"}
@@ -23,6 +24,7 @@ _ROPE_KEYS: dict[str, frozenset[str]] = {
 _ROPE_REQUIRED: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
+    "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
 }
@@ -30,12 +32,51 @@ _ROPE_REQUIRED: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class RopeFacts:
-    """Rotary embedding. ``kind``: default, linear, llama3 or yarn. ``params``: the numbers of that kind as the config
-    names them (factor, low_freq_factor, original_max_position_embeddings, ...)."""
+    """Rotary embedding. ``kind``: default, linear, dynamic, llama3 or yarn. ``params``: the numbers of that kind as the
+    config names them (factor, low_freq_factor, original_max_position_embeddings, ...)."""
 
     theta: float = 10000.0
     kind: str = "default"
     params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFacts:
+    """Sliding-window attention: a token of these ``layers`` sees the last ``size`` tokens, itself included."""
+
+    size: int
+    layers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class MoEFacts:
+    """Mixture of experts. ``intermediate``: width of one expert. ``top_k``: experts of a token. ``renormalize``: the
+    weights of these add up to 1. ``layers``: those with experts; the others have one MLP."""
+
+    experts: int
+    top_k: int
+    intermediate: int
+    renormalize: bool
+    layers: frozenset[int]
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> MoEFacts:
+        """Read the keys of Qwen's MoE configs; ``num_local_experts`` is transformers 5's name for ``num_experts``.
+
+        Raises: ModelError naming the key that is missing or wrong.
+        """
+        key = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
+        experts, top_k = _positive(config, key), _positive(config, "num_experts_per_tok")
+        if top_k > experts:
+            raise ModelError(f"config: num_experts_per_tok={top_k} is more than {key}={experts}")
+        step = _positive(config, "decoder_sparse_step", 1)
+        dense = config.get("mlp_only_layers") or ()
+        if not isinstance(dense, list | tuple) or any(isinstance(i, bool) or not isinstance(i, int) for i in dense):
+            raise ModelError(f"config: mlp_only_layers={dense!r} is not a list of layer numbers")
+        layers = range(_positive(config, "num_hidden_layers"))
+        sparse = frozenset(i for i in layers if (i + 1) % step == 0 and i not in dense)
+        renormalize = bool(config.get("norm_topk_prob") or False)
+        return cls(experts, top_k, _positive(config, "moe_intermediate_size"), renormalize, sparse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +85,8 @@ class ModelFacts:
 
     ``max_len``: context length in tokens, scaled ropes included. ``vocab``: rows of the embedding. ``eos``: union of config
     and generation config (the tokenizer's are added by the text side). ``dtype``: of the checkpoint, "float32",
-    "float16" or "bfloat16". ``extra``: the raw config, for a model's own keys.
+    "float16" or "bfloat16". ``window``: None if every layer sees the whole context. ``extra``: the raw config, for a model's
+    own keys.
     """
 
     arch: str
@@ -64,12 +106,15 @@ class ModelFacts:
     act: str = "silu"
     attention_bias: bool = False
     mlp_bias: bool = False
+    window: WindowFacts | None = None
+    moe: MoEFacts | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelFacts:
+    def from_hf(cls, config: Mapping[str, Any], generation: Mapping[str, Any], *, windows: bool = False) -> ModelFacts:
         """Read a Hugging Face config.json; tolerant of the variants people have on disk (faults M18, W3, A15).
 
+        Args: windows: the architecture honours ``sliding_window``; otherwise one shorter than the context is refused.
         Raises: ModelError naming the key that is missing or wrong, or that asks for something this version does not do.
         """
         heads = _positive(config, "num_attention_heads")
@@ -79,10 +124,16 @@ class ModelFacts:
         if heads % kv_heads:
             raise ModelError(f"config: num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}")
         rope, max_len = _rope(config)
-        _refuse_unsupported(config, max_len)
+        _refuse_unsupported(config)
+        layers = _positive(config, "num_hidden_layers")
+        window = _window(config, layers, max_len)
+        if window is not None and not windows:
+            raise ModelError(
+                f"config: sliding_window={window.size!r} is not supported by {_arch(config)}; only attention to the whole context is"
+            )
         return cls(
             arch=_arch(config),
-            layers=_positive(config, "num_hidden_layers"),
+            layers=layers,
             hidden=hidden,
             intermediate=_positive(config, "intermediate_size"),
             heads=heads,
@@ -98,6 +149,7 @@ class ModelFacts:
             act=str(config.get("hidden_act") or config.get("hidden_activation") or "silu"),
             attention_bias=bool(config.get("attention_bias") or False),
             mlp_bias=bool(config.get("mlp_bias") or False),
+            window=window,
             extra=dict(config),
         )
 
@@ -201,14 +253,28 @@ def _scaled(kind: str, theta: float, params: dict[str, Any], base: int, outer: A
     return rope, base
 
 
-def _refuse_unsupported(config: Mapping[str, Any], max_len: int) -> None:
+def _window(config: Mapping[str, Any], layers: int, max_len: int) -> WindowFacts | None:
+    """The window that is on (``use_sliding_window``) and shorter than the context. Its layers are those of ``layer_types``,
+    else those from ``max_window_layers`` on, else all."""
+    on = config.get("use_sliding_window", True) and config.get("sliding_window") is not None
+    types = config.get("layer_types") or ()
+    unknown = set(types) - {"full_attention", *(["sliding_attention"] if on else [])}
+    if unknown:
+        raise ModelError(
+            f"config: layer_types has {sorted(map(str, unknown))!r}; supported: 'full_attention', and 'sliding_attention' "
+            "with a sliding_window that is on"
+        )
+    if not on:
+        return None
+    if types and len(types) < layers:
+        raise ModelError(f"config: layer_types has {len(types)} entries for num_hidden_layers={layers}")
+    size, first = _positive(config, "sliding_window"), config.get("max_window_layers") or 0
+    sliding = [i for i in range(layers) if (types[i] == "sliding_attention" if types else i >= first)]
+    return WindowFacts(size, frozenset(sliding)) if sliding and size < max_len else None
+
+
+def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     """What would change the output if it were ignored."""
-    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    if window is not None and window < max_len:
-        raise ModelError(f"config: sliding_window={window!r} is not supported; only attention to the whole context is")
-    layer_types = set(config.get("layer_types") or ()) - {"full_attention"}
-    if layer_types and (window is None or layer_types != {"sliding_attention"}):
-        raise ModelError(f"config: layer_types has {sorted(layer_types)!r}; only 'full_attention' is supported")
     for key in ("quantization_config", "compression_config"):
         if config.get(key):
             method = config[key].get("quant_method", config[key]) if isinstance(config[key], Mapping) else config[key]

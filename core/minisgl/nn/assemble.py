@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -45,7 +46,8 @@ def build_worker(
     dtype = resolve_dtype(config.model.dtype, facts.dtype, device)
     torch.set_num_threads(config.engine.threads or len(os.sched_getaffinity(0)))
     max_slots, batch_tokens = step_limits(config.limits, device.type)
-    attn_facts = _attention_facts(facts, dtype, config.kv.page_size, device)
+    model_len = min(facts.max_len, config.limits.max_len or facts.max_len)
+    attn_facts = _attention_facts(facts, model_len, dtype, config.kv.page_size, device)
     attn_name, attn = pick_attention(config, registry, attn_facts)
     create = partial(_create, config, registry)
     ops_names = config.use("ops")
@@ -54,7 +56,6 @@ def build_worker(
     cls: type[Model] = registry.load("model", facts.arch)
 
     spec = KVSpec(facts.kv_heads, facts.head_dim, dtype, config.kv.page_size)
-    model_len = min(facts.max_len, config.limits.max_len or facts.max_len)
     builder = Builder(facts, TpInfo(), dtype, device, model_len)
     model = cls(ModelContext(facts, TpInfo(), dtype, device, builder))
     load_weights(model, local.weights, device, progress=progress)
@@ -135,13 +136,19 @@ def pick_attention(config: Settings, registry: Registry, facts: AttnFacts) -> tu
     )
 
 
-def _attention_facts(facts: ModelFacts, dtype: torch.dtype, page_size: int, device: torch.device) -> AttnFacts:
+def _attention_facts(
+    facts: ModelFacts, model_len: int, dtype: torch.dtype, page_size: int, device: torch.device
+) -> AttnFacts:
+    """A window that no row of ``model_len`` tokens outgrows is none."""
     sm = 0
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         sm = major * 10 + minor
     name = str(dtype).removeprefix("torch.")
-    return AttnFacts(facts.heads, facts.kv_heads, facts.head_dim, name, page_size, device.type, sm)
+    plain = AttnFacts(facts.heads, facts.kv_heads, facts.head_dim, name, page_size, device.type, sm)
+    if facts.window is None or facts.window.size >= model_len:
+        return plain
+    return replace(plain, window=facts.window.size, window_layers=facts.window.layers)
 
 
 def _seed(configured: int | None) -> int:

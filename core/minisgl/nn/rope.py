@@ -25,7 +25,7 @@ def frequencies(rope: RopeFacts, head_dim: int) -> tuple[Tensor, float]:
     if head_dim % 2:
         raise ModelError(f"config: head_dim={head_dim} is odd; rotary embedding needs pairs")
     freq = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
-    if rope.kind == "default":
+    if rope.kind in ("default", "dynamic"):  # dynamic: equal up to max_position_embeddings, where the context ends
         return freq, 1.0
     if rope.kind == "linear":
         return freq / rope.params["factor"], 1.0
@@ -33,7 +33,9 @@ def frequencies(rope: RopeFacts, head_dim: int) -> tuple[Tensor, float]:
         return _llama3(freq, rope.params), 1.0
     if rope.kind == "yarn":
         return _yarn(rope.theta, head_dim, rope.params)
-    raise ModelError(f"config: rope type {rope.kind!r} is not supported; supported: default, linear, llama3, yarn")
+    raise ModelError(
+        f"config: rope type {rope.kind!r} is not supported; supported: default, linear, dynamic, llama3, yarn"
+    )
 
 
 def _llama3(freq: Tensor, p: Mapping[str, Any]) -> Tensor:
@@ -59,9 +61,9 @@ def _yarn(theta: float, head_dim: int, p: Mapping[str, Any]) -> tuple[Tensor, fl
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     high += 0.001 if low == high else 0
-    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    keep = 1 - ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     pos = theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    freq = 1.0 / (factor * pos) * ramp + 1.0 / pos * (1 - ramp)
+    freq = 1.0 / (factor * pos) * (1 - keep) + 1.0 / pos * keep  # rounded as transformers does
     return freq, _yarn_scale(factor, p)
 
 

@@ -30,7 +30,8 @@ class KVSpec:
 
 @dataclass(frozen=True, slots=True)
 class AttnFacts:
-    """Plain values by which a backend says whether it fits. ``sm``: CUDA compute capability x 10, 0 on a CPU."""
+    """Plain values by which a backend says whether it fits. ``sm``: CUDA compute capability x 10, 0 on a CPU. ``window``: how
+    many tokens a token sees in the ``window_layers``, itself included; None if all layers see everything."""
 
     heads: int
     kv_heads: int
@@ -40,6 +41,7 @@ class AttnFacts:
     device: str
     sm: int = 0
     window: int | None = None
+    window_layers: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

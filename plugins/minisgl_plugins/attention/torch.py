@@ -3,6 +3,7 @@
 Decode rows are one batched call, or a few when their lengths differ much: their pages are gathered into a buffer that is
 used again, and a mask hides what lies beyond each row's length. The query heads that share a KV head are laid along the query dimension, so K and V are read once
 for the group and never repeated. A prefill span is one call of its own; without a cached prefix it needs no gathering.
+Sliding windows are masks: what lies before the window is gathered and hidden.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.api.device import AttentionBackend, AttnContext, AttnFacts, BatchView
+from minisgl.api.device import AttentionBackend, AttnContext, BatchView
 
 Ints = npt.NDArray[np.int64]
 
@@ -45,7 +46,8 @@ class DecodePart:
 
 @dataclass(slots=True)
 class SpanPart:
-    """One prefill span: tokens [start, end) of the step. ``pages`` None: nothing of the row is cached before it."""
+    """One prefill span: tokens [start, end) of the step. ``pages`` None: nothing of the row is cached before it. ``mask``
+    None: causal."""
 
     start: int
     end: int
@@ -64,40 +66,49 @@ class TorchAttention(AttentionBackend):
         self.heads, self.kv_heads, self.head_dim = ctx.facts.heads, ctx.facts.kv_heads, ctx.facts.head_dim
         self.group = self.heads // self.kv_heads
         self.page_size, self.device, self.dtype = ctx.kv.page_size, ctx.device, ctx.kv.dtype
+        self.window, self.window_layers = ctx.facts.window, ctx.facts.window_layers
         self._buffers = [torch.empty(0, dtype=self.dtype, device=self.device) for _ in range(2)]  # gathered K, V
-
-    @classmethod
-    def supports(cls, f: AttnFacts) -> str | None:
-        return "sliding windows are not supported" if f.window is not None else None
 
     def close(self) -> None:
         self._buffers = []
 
     # ------------------------------------------------------------------------------------------------------ once a step
-    def plan(self, b: BatchView) -> Meta:
+    def plan(self, b: BatchView) -> tuple[Meta, Meta]:
+        """Of the layers that see everything, and of those with a window; one and the same while no row is longer."""
+        whole = self._plan(b, None)
+        return whole, self._plan(b, self.window) if self.window is not None and b.max_kv > self.window else whole
+
+    def _plan(self, b: BatchView, window: int | None) -> Meta:
         longer = np.flatnonzero(b.h_q > 1)
         n = int(longer[0]) if len(longer) else b.n_rows  # a prefill span of one token is a decode row
-        decode = [self._plan_decode(b, n, rows) for rows in similar(b.h_kv[:n])] if n else []
-        return Meta(decode, [self._plan_span(b, row) for row in range(n, b.n_rows)])
+        decode = [self._plan_decode(b, n, rows, window) for rows in similar(b.h_kv[:n])] if n else []
+        return Meta(decode, [self._plan_span(b, row, window) for row in range(n, b.n_rows)])
 
-    def _plan_decode(self, b: BatchView, total: int, rows: Ints) -> DecodePart:
+    def _plan_decode(self, b: BatchView, total: int, rows: Ints, window: int | None) -> DecodePart:
         n, lengths = len(rows), b.h_kv[rows]
         chosen = None if n == total else torch.from_numpy(rows).to(self.device)
         slot, kv = (b.slot[:n], b.kv[:n]) if chosen is None else (b.slot[chosen], b.kv[chosen])
         longest = int(lengths.max())
         mask = None
-        if int(lengths.min()) < longest:
-            hidden = torch.arange(longest, device=self.device) >= kv[:, None]
+        if int(lengths.min()) < longest or (window is not None and longest > window):
+            position = torch.arange(longest, device=self.device)
+            hidden = position >= kv[:, None]
+            if window is not None:
+                hidden |= position < kv[:, None] - window
             mask = self._mask(hidden).view(n, 1, 1, longest)
         return DecodePart(n, chosen, self._pages(b, slot, kv, longest), mask)
 
-    def _plan_span(self, b: BatchView, row: int) -> SpanPart:
+    def _plan_span(self, b: BatchView, row: int, window: int | None) -> SpanPart:
         start, end = int(b.h_q_start[row]), int(b.h_q_start[row + 1])
         n, kv = end - start, int(b.h_kv[row])
-        if n == kv:
+        if n == kv and (window is None or kv <= window):
             return SpanPart(start, end, None, None)
         position = torch.arange(kv - n, kv, device=self.device)
         hidden = torch.arange(kv, device=self.device) > position[:, None]
+        if window is not None:
+            hidden |= torch.arange(kv, device=self.device) <= position[:, None] - window
+        if n == kv:
+            return SpanPart(start, end, None, self._mask(hidden))
         at = slice(row, row + 1)
         return SpanPart(start, end, self._pages(b, b.slot[at], b.kv[at], kv), self._mask(hidden))
 
@@ -122,7 +133,12 @@ class TorchAttention(AttentionBackend):
         return first * self.page_size, first * self.page_size + max_kv
 
     # ----------------------------------------------------------------------------------------------------- once a layer
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, layer: int, meta: Meta, b: BatchView) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, layer: int, meta: tuple[Meta, Meta], b: BatchView
+    ) -> Tensor:
+        return self._attend(q, k, v, kv, meta[layer in self.window_layers], b)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, meta: Meta, b: BatchView) -> Tensor:
         pool = kv.view(2, -1, self.kv_heads, self.head_dim)
         pool[0].index_copy_(0, b.loc, k)
         pool[1].index_copy_(0, b.loc, v)
@@ -137,7 +153,7 @@ class TorchAttention(AttentionBackend):
         for s in meta.spans:
             at = slice(s.start, s.end)
             if s.pages is None:
-                out[at] = self._prefill(q[at], k[at], v[at], None)
+                out[at] = self._prefill(q[at], k[at], v[at], s.mask)
             else:
                 keys, values = self._gather(pool, s.pages)
                 out[at] = self._prefill(q[at], keys[0], values[0], s.mask)

@@ -1,6 +1,7 @@
 """Paged attention in torch against a dense float64 reference."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ SLOTS, PAGES = 8, 96
 class Bench:
     """A pool with random history, a page table, and the dense K and V of every row beside it."""
 
-    def __init__(self, heads=6, kv_heads=2, head_dim=8, page_size=4, dtype=torch.float32, seed=0, columns=33):
+    def __init__(
+        self, heads=6, kv_heads=2, head_dim=8, page_size=4, dtype=torch.float32, seed=0, columns=33, window=None
+    ):
         self.heads, self.kv_heads, self.head_dim, self.page_size, self.dtype = (
             heads,
             kv_heads,
@@ -23,11 +26,13 @@ class Bench:
             page_size,
             dtype,
         )
+        self.window = window  # of layer 1; layer 0 sees everything
         self.rng = np.random.RandomState(seed)
         torch.manual_seed(seed)
         spec = KVSpec(kv_heads, head_dim, dtype, page_size)
         self.table = torch.full((SLOTS + 1, columns), PAGES, dtype=torch.int32)
-        facts = AttnFacts(heads, kv_heads, head_dim, str(dtype).removeprefix("torch."), page_size, "cpu")
+        facts = AttnFacts(heads, kv_heads, head_dim, str(dtype).removeprefix("torch."), page_size, "cpu", window=window)
+        facts = replace(facts, window_layers=frozenset() if window is None else frozenset({1}))
         assert TorchAttention.supports(facts) is None
         ctx = AttnContext(
             facts, spec, torch.device("cpu"), SLOTS, columns * page_size, 256, self.table, TorchAttention.Settings()
@@ -58,21 +63,21 @@ class Bench:
             loc=torch.from_numpy(page * self.page_size + pos % self.page_size), page_table=self.table,
         )  # fmt: skip
 
-    def step(self, decode=(), spans=None):
+    def step(self, decode=(), spans=None, layer=0):
         """One step. Returns: (output of the backend, float64 reference), both [n_tokens, heads, head_dim]."""
         b = self.view(list(decode), spans or {})
         q = torch.randn(b.n_tokens, self.heads, self.head_dim).to(self.dtype)
         k, v = (torch.randn(b.n_tokens, self.kv_heads, self.head_dim).to(self.dtype) for _ in range(2))
-        out = self.backend.forward(q, k, v, self.kv, 0, self.backend.plan(b), b)
+        out = self.backend.forward(q, k, v, self.kv, layer, self.backend.plan(b), b)
         expected = []
         for row, slot in enumerate(b.h_slot.tolist()):
             at = slice(b.h_q_start[row], b.h_q_start[row + 1])
             self.dense[slot] = tuple(torch.cat((old, new[at])) for old, new in zip(self.dense[slot], (k, v)))
-            expected.append(reference(q[at], *self.dense[slot]))
+            expected.append(reference(q[at], *self.dense[slot], self.window if layer else None))
         return out, torch.cat(expected)
 
-    def check(self, decode=(), spans=None):
-        out, expected = self.step(decode, spans)
+    def check(self, decode=(), spans=None, layer=0):
+        out, expected = self.step(decode, spans, layer)
         tolerance = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}[self.dtype]
         assert out.shape == expected.shape
         assert out.dtype == self.dtype
@@ -80,15 +85,16 @@ class Bench:
         assert error < tolerance, error
 
 
-def reference(q, k, v):
-    """Causal attention of the last len(q) positions, one head after the other, in float64."""
+def reference(q, k, v, window=None):
+    """Causal attention of the last len(q) positions, one head after the other, in float64. ``window``: tokens seen."""
     q, k, v = q.double(), k.double(), v.double()
     group, (n, total) = q.shape[1] // k.shape[1], (len(q), len(k))
     out = torch.empty_like(q)
     for i, h in itertools.product(range(n), range(q.shape[1])):
         seen = total - n + i + 1
-        scores = (k[:seen, h // group] @ q[i, h]) / q.shape[2] ** 0.5
-        out[i, h] = torch.softmax(scores, 0) @ v[:seen, h // group]
+        at = slice(max(0, seen - window) if window else 0, seen)
+        scores = (k[at, h // group] @ q[i, h]) / q.shape[2] ** 0.5
+        out[i, h] = torch.softmax(scores, 0) @ v[at, h // group]
     return out
 
 
@@ -205,5 +211,14 @@ def test_new_tokens_are_stored_where_the_view_says_and_nowhere_else():
     assert torch.equal(changed, expected)
 
 
-def test_sliding_windows_are_refused():
-    assert "window" in TorchAttention.supports(AttnFacts(4, 4, 8, "float32", 16, "cpu", window=128))
+@pytest.mark.parametrize("window", [1, 4, 7, 12, 30])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_window_hides_what_lies_before_it_in_its_layers_only(layer, window):
+    """Decode rows shorter and longer than the window, alone and together; fresh and cached prefill across its edge."""
+    b = Bench(window=window)
+    pages = b.rng.permutation(PAGES).tolist()
+    for slot, n in enumerate([1, 6, 11, 25, 0, 9]):
+        b.row(slot, n, [pages.pop() for _ in range(12)])
+    b.check(decode=[3], layer=layer)
+    b.check(decode=[0, 1, 2, 3], spans={4: 10, 5: 5}, layer=layer)
+    b.check(decode=[2, 4], spans={1: 12}, layer=layer)
