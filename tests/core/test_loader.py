@@ -39,3 +39,16 @@ def test_packed_and_plain_linear_agree():
         with torch.inference_mode():
             layer.finish()
             assert torch.allclose(layer(x).double(), expected, atol=1e-4)
+
+
+def test_a_rank_reads_its_slice_of_each_stacked_expert_m13(tmp_path):
+    """Rank 1 of 2 of a stack of 3 experts, each 4 gate rows, then 4 up rows: the second half of each of the six."""
+    whole = torch.arange(3 * 8 * 5.0).view(3, 8, 5)
+    save_file({"gate_up_proj": whole}, tmp_path / "m.safetensors")
+    parts = tuple((f"{e}.{p}", (4, 5)) for e in range(3) for p in ("gate", "up"))
+    ckpt = Checkpoint([tmp_path / "m.safetensors"])
+    spec = ParamSpec("gate_up", parts, 0, ("gate_up_proj", (3, 8, 5)))
+    got = _fill(ckpt, spec, torch.float32, CPU, TpInfo(1, 2))
+    assert torch.equal(got, torch.cat([whole[e, a : a + 2] for e in range(3) for a in (2, 6)]))
+    by_inputs = ParamSpec("down", tuple((str(e), (8, 5)) for e in range(3)), 1, ("gate_up_proj", (3, 8, 5)))
+    assert torch.equal(_fill(ckpt, by_inputs, torch.float32, CPU, TpInfo(0, 5)), whole[:, :, :1].reshape(24, 1))

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from minisgl.base.bounds import NEUTRAL, SAMPLING_RANGES
-from minisgl.base.errors import ModelError
+from minisgl.base.errors import ModelError, UnknownPlugin
 from minisgl.base.facts import ModelFacts
 from minisgl.base.progress import no_progress
 from minisgl.base.types import EngineInfo, ExecInfo, Limits, LocalModel
@@ -21,6 +21,7 @@ from minisgl.engine.loop import LoopContext, StepLoop
 from minisgl.engine.port import EnginePort
 from minisgl.engine.threads import bound_spinning
 from minisgl.observe import Observer, ObserverContext
+from minisgl.plugin.kinds import group
 from minisgl.plugin.registry import Registry
 from minisgl.sched.cache import CacheContext, CachePolicy
 from minisgl.sched.policy import SchedContext, SchedulerPolicy
@@ -131,7 +132,13 @@ def architecture(registry: Registry, model: LocalModel) -> str:
             f"{model.path / 'config.json'} names no architecture (key 'architectures'); a model plugin is chosen by it. "
             f"Registered: {', '.join(known)}"
         )
-    registry.ref("model", str(architectures[0]))  # raises UnknownPlugin with the list
+    try:
+        registry.ref("model", str(architectures[0]))
+    except UnknownPlugin as exc:
+        raise UnknownPlugin(
+            f"{exc}\nAn architecture comes with a package that has its name as an entry point in the group "
+            f"{group('model')!r}: pip install one, or write one (docs/add_a_model.md)"
+        ) from None
     raise AssertionError(f"{architectures[0]!r} is registered but not among {known!r}")
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from minisgl.base.errors import ConfigError
-from minisgl.base.facts import ModelFacts
-from minisgl.nn.layers import Attention, Embedding, Head, Linear, Norm, QKVLinear, SiluMul
+from minisgl.base.facts import ModelFacts, MoEFacts
+from minisgl.nn.layers import Attention, Embedding, Experts, Head, Linear, Norm, QKVLinear, SiluMul
 from minisgl.nn.rope import cos_sin_table
 from minisgl.runtime.model import TpInfo
 
@@ -42,8 +42,8 @@ class Builder:
         f = self.facts
         return QKVLinear(f.hidden, f.heads, f.kv_heads, f.head_dim, self.dtype, bias=bias)
 
-    def attention(self, layer: int) -> Attention:
-        return Attention(layer, self.cos_sin)
+    def attention(self, layer: int, rope: bool = True) -> Attention:
+        return Attention(layer, self.cos_sin if rope else None)
 
     def gate_up(self, bias: bool = False) -> Linear:
         """gate_proj and up_proj."""
@@ -53,9 +53,29 @@ class Builder:
 
     def activation(self) -> SiluMul:
         """``act(gate) * up`` on the product of ``gate_up``."""
+        self._check_act()
+        return SiluMul()
+
+    def router(self) -> Linear:
+        """Hidden states to one logit for each expert; whole on every rank."""
+        return Linear(self.facts.hidden, self._moe.experts, self.dtype, bias=False, shard=None)
+
+    def experts(self) -> Experts:
+        """The gated MLPs that ``router`` chooses from."""
+        self._check_act()
+        return Experts(self.facts.hidden, self._moe, self.dtype)
+
+    @property
+    def _moe(self) -> MoEFacts:
+        if self.facts.moe is None:
+            raise ConfigError(
+                f"{self.facts.arch} asks for experts, but its facts have none; its facts() must set ``moe``"
+            )
+        return self.facts.moe
+
+    def _check_act(self) -> None:
         if self.facts.act not in ("silu", "swish"):
             raise ConfigError(f"config: hidden_act={self.facts.act!r} is not supported; supported: 'silu'")
-        return SiluMul()
 
     def col(self, inputs: int, outputs: int, bias: bool = False) -> Linear:
         """A linear layer whose outputs are split over ranks."""

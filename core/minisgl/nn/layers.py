@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minisgl.base.facts import MoEFacts
 from minisgl.nn.packed import Apply, pack
 from minisgl.runtime.batch import ForwardBatch
 
@@ -24,11 +25,13 @@ class ParamSpec:
 
     ``name``: of the parameter in the model tree. ``parts``: (checkpoint tensor, its whole shape), laid one after the other
     along dimension 0. ``shard``: the dimension that tensor parallelism splits; None: every rank holds all of it.
+    ``stacked``: a checkpoint tensor of one dimension more that some checkpoints have in place of all the parts.
     """
 
     name: str
     parts: tuple[tuple[str, tuple[int, ...]], ...]
     shard: int | None = None
+    stacked: tuple[str, tuple[int, ...]] | None = None
 
 
 class Layer(nn.Module):
@@ -55,7 +58,7 @@ class Layer(nn.Module):
 
 class Linear(Layer):
     """``x @ weight.T + bias``. ``parts``: (name, output features) of the checkpoint layers merged in it; () for a layer
-    that is one in the checkpoint too. ``shard``: 0 splits the outputs over ranks, 1 the inputs.
+    that is one in the checkpoint too. ``shard``: 0 splits the outputs over ranks, 1 the inputs, None nothing.
 
     When loaded, the weight may be packed for the device; the layer then has no ``weight`` any more.
     """
@@ -67,7 +70,7 @@ class Linear(Layer):
         dtype: torch.dtype,
         *,
         bias: bool,
-        shard: int,
+        shard: int | None,
         parts: Sequence[tuple[str, int]] = (),
     ) -> None:
         super().__init__()
@@ -177,17 +180,52 @@ class Norm(Layer):
 
 
 class Attention(nn.Module):
-    """Rotary embedding, then attention over the paged KV cache of one layer. ``cos_sin``: see ``nn.rope``."""
+    """Rotary embedding, then attention over the paged KV cache of one layer. ``cos_sin``: see ``nn.rope``; None: a layer
+    without rotary embedding (NoPE)."""
 
-    def __init__(self, layer: int, cos_sin: Tensor) -> None:
+    def __init__(self, layer: int, cos_sin: Tensor | None) -> None:
         super().__init__()
         self.layer, self.cos_sin = layer, cos_sin
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, b: ForwardBatch) -> Tensor:
         """Args: as ``QKVLinear`` gives them. Returns: [n, heads * head_dim]."""
-        q, k = b.ops["rope"](q, k, b.view.pos, self.cos_sin)
+        if self.cos_sin is not None:
+            q, k = b.ops["rope"](q, k, b.view.pos, self.cos_sin)
         out: Tensor = b.attention.forward(q, k, v, b.kv[self.layer], self.layer, b.meta, b.view)
         return out.reshape(out.shape[0], -1)
+
+
+class Experts(Layer):
+    """The MLPs of a mixture of experts, stacked. Checkpoints have ``experts.0.gate_proj.weight`` and so on, or
+    ``experts.gate_up_proj`` and ``experts.down_proj`` of all experts, as transformers 5 has them in memory."""
+
+    def __init__(self, hidden: int, moe: MoEFacts, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.hidden, self.moe = hidden, moe
+        self.gate_up: Tensor
+        self.down: Tensor
+        self._parameter("gate_up", (moe.experts * 2 * moe.intermediate, hidden), dtype)
+        self._parameter("down", (moe.experts * hidden, moe.intermediate), dtype)
+
+    def specs(self, path: str) -> list[ParamSpec]:
+        n, m, hidden = self.moe.experts, self.moe.intermediate, self.hidden
+        up = [(f"{path}.{e}.{p}_proj.weight", (m, hidden)) for e in range(n) for p in ("gate", "up")]
+        down = [(f"{path}.{e}.down_proj.weight", (hidden, m)) for e in range(n)]
+        return [
+            ParamSpec(f"{path}.gate_up", tuple(up), 0, (f"{path}.gate_up_proj", (n, 2 * m, hidden))),
+            ParamSpec(f"{path}.down", tuple(down), 1, (f"{path}.down_proj", (n, hidden, m))),
+        ]
+
+    def finish(self) -> None:
+        """A dimension for the experts: [experts, 2 * m, hidden] and [experts, hidden, m]."""
+        n = self.moe.experts
+        self.gate_up = nn.Parameter(self.gate_up.view(n, -1, self.hidden), requires_grad=False)
+        self.down = nn.Parameter(self.down.view(n, self.hidden, -1), requires_grad=False)
+
+    def forward(self, x: Tensor, logits: Tensor, b: ForwardBatch) -> Tensor:
+        """Args: x: [n, hidden]. logits: [n, experts] of the router. Returns: [n, hidden]."""
+        out: Tensor = b.ops["moe"](x, logits, self.gate_up, self.down, self.moe.top_k, self.moe.renormalize)
+        return out
 
 
 class SiluMul(nn.Module):

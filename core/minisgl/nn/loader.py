@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -102,17 +102,17 @@ def load_weights(
             "weights: the model has no safetensors file, so no tensor was loaded; give a folder that holds some"
         )
     ckpt = Checkpoint(files)
-    specs = [_renamed(s, model.rename) for path, m in layers(model) for s in m.specs(path)]
+    specs = [_found(_renamed(s, model.rename), ckpt) for path, m in layers(model) for s in m.specs(path)]
     unused = _check(ckpt, model, specs)
-    sizes = {name: prod(shape) for s in specs for name, shape in s.parts}
-    total, done, read = sum(_nbytes(ckpt, n) for n in sizes), 0, 0
+    names = {name for s in specs for name, _ in _tensors(s)}
+    total, done, read = sum(_nbytes(ckpt, n) for n in names), 0, 0
     for spec in specs:
         holder, _, attr = spec.name.rpartition(".")
         owner = model.get_submodule(holder)
         dtype = getattr(owner, attr).dtype
         setattr(owner, attr, nn.Parameter(_fill(ckpt, spec, dtype, device, tp), requires_grad=False))
-        done += sum(_nbytes(ckpt, n) for n, _ in spec.parts)
-        read += len(spec.parts)
+        done += sum(_nbytes(ckpt, n) for n, _ in _tensors(spec))
+        read += len(_tensors(spec))
         progress("weights", done, total)
     for _, layer in layers(model):
         layer.finish()
@@ -126,12 +126,23 @@ def _renamed(spec: ParamSpec, rename: Sequence[tuple[str, str]]) -> ParamSpec:
                 return theirs + name[len(ours) :]
         return name
 
-    return ParamSpec(spec.name, tuple((back(n), shape) for n, shape in spec.parts), spec.shard)
+    stacked = spec.stacked and (back(spec.stacked[0]), spec.stacked[1])
+    return ParamSpec(spec.name, tuple((back(n), shape) for n, shape in spec.parts), spec.shard, stacked)
+
+
+def _found(spec: ParamSpec, ckpt: Checkpoint) -> ParamSpec:
+    """``stacked`` is left where the checkpoint has it."""
+    return spec if spec.stacked is None or spec.stacked[0] in ckpt.names else replace(spec, stacked=None)
+
+
+def _tensors(spec: ParamSpec) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The checkpoint tensors that fill the parameter, and their shapes."""
+    return spec.parts if spec.stacked is None else (spec.stacked,)
 
 
 def _check(ckpt: Checkpoint, model: Model, specs: Sequence[ParamSpec]) -> set[str]:
     """Refuse a checkpoint that does not fit the model. Returns: the tensors that are not used."""
-    wanted = {name: shape for s in specs for name, shape in s.parts}
+    wanted = {name: shape for s in specs for name, shape in _tensors(s)}
     where = f"{ckpt.files[0]}" + (f" and {len(ckpt.files) - 1} more" if len(ckpt.files) > 1 else "")
     missing = sorted(set(wanted) - ckpt.names)
     if len(missing) == len(wanted):
@@ -177,7 +188,10 @@ def _nbytes(ckpt: Checkpoint, name: str) -> int:
 
 def _fill(ckpt: Checkpoint, spec: ParamSpec, dtype: torch.dtype, device: torch.device, tp: TpInfo) -> Tensor:
     """The tensor of one parameter; only this rank's slice of each part is read (M13)."""
-    parts = [_read(ckpt, name, shape, spec.shard, tp) for name, shape in spec.parts]
+    if spec.stacked is not None:
+        parts = _unstacked(ckpt.tensor(spec.stacked[0]), spec, tp)
+    else:
+        parts = [_read(ckpt, name, shape, spec.shard, tp) for name, shape in spec.parts]
     if len(parts) == 1:
         return parts[0].to(device=device, dtype=dtype)
     rows = sum(p.shape[0] for p in parts)
@@ -189,14 +203,27 @@ def _fill(ckpt: Checkpoint, spec: ParamSpec, dtype: torch.dtype, device: torch.d
     return out
 
 
+def _unstacked(stacked: Tensor, spec: ParamSpec, tp: TpInfo) -> list[Tensor]:
+    """A stacked tensor as the rank's slices of its parts; views of what is mapped from the file."""
+    flat = stacked.flatten(0, 1)
+    if spec.shard is None or tp.size == 1:
+        return [flat]
+    pieces = zip(torch.split(flat, [shape[0] for _, shape in spec.parts]), spec.parts)
+    return [p[_slice(name, shape, spec.shard, tp)] for p, (name, shape) in pieces]
+
+
 def _read(ckpt: Checkpoint, name: str, shape: tuple[int, ...], shard: int | None, tp: TpInfo) -> Tensor:
     if shard is None or tp.size == 1:
         return ckpt.tensor(name)
+    piece: Tensor = ckpt.slice(name)[_slice(name, shape, shard, tp)]
+    return piece
+
+
+def _slice(name: str, shape: tuple[int, ...], shard: int, tp: TpInfo) -> tuple[slice, ...]:
+    """The index of this rank's share of a tensor split along dimension ``shard``."""
     if shape[shard] % tp.size:
         raise ModelError(
             f"weights: {name!r} of shape {list(shape)} cannot be split in {tp.size} along dimension {shard}"
         )
     size = shape[shard] // tp.size
-    at = slice(tp.rank * size, (tp.rank + 1) * size)
-    piece: Tensor = ckpt.slice(name)[at] if shard == 0 else ckpt.slice(name)[:, at]
-    return piece
+    return (*[slice(None)] * shard, slice(tp.rank * size, (tp.rank + 1) * size))

@@ -22,10 +22,14 @@ class OpsContext:
 class Ops(Component):
     """Names and signatures of the ops (``x`` [n, hidden], all return new tensors unless said otherwise):
 
-    ``rms_norm(x, weight, eps)``; ``add_rms_norm(x, residual, weight, eps) -> (normed, residual)``, may write in place;
+    ``rms_norm(x, weight, eps)``, also of the heads of ``x`` [n, heads, head_dim], whose tokens may lie apart; ``add_rms_norm(x, residual, weight, eps) -> (normed, residual)``, may write in place;
     ``rope(q, k, pos, cos_sin)`` rotates q [n, heads, head_dim] and k [n, kv_heads, head_dim] (half-split layout) with
     ``cos_sin`` [max_len, rotary_dim] (cosines, then sines), ``pos`` [n] int64, returns (q, k), may write in place;
-    ``silu_mul(x)`` [n, 2 * m] -> [n, m].
+    ``silu_mul(x)`` [n, 2 * m] -> [n, m];
+    ``moe(x, logits, gate_up, down, top_k, renormalize)`` -> [n, hidden], a mixture of experts: ``logits`` [n, experts] of the
+    router, ``gate_up`` [experts, 2 * m, hidden] (gate rows, then up rows), ``down`` [experts, hidden, m]. A token's weights are
+    the ``top_k`` largest of the softmax over all experts, in float32, divided by their sum if ``renormalize``; an expert is
+    ``silu_mul`` between its two products.
     """
 
     def __init__(self, ctx: OpsContext) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from minisgl.base.types import LocalModel
 
 if TYPE_CHECKING:
+    from minisgl.plugin.registry import Registry
     from minisgl.runtime.worker import Worker
 
 
@@ -37,26 +38,35 @@ def llama_config(**changes: Any) -> dict[str, Any]:
 def llama_checkpoint(
     path: Path, *, dtype: str = "float32", shard_size: str = "5GB", seed: int = 0, **changes: Any
 ) -> LocalModel:
-    """Write a random Llama to the folder ``path``.
+    """A random Llama in the folder ``path``; the other arguments as of ``random_checkpoint``, ``changes`` over
+    ``llama_config``."""
+    from transformers import LlamaConfig
 
-    Args: dtype: of the stored tensors. shard_size: largest file, as transformers writes it; "20KB" gives several.
-        changes: over ``llama_config``.
+    return random_checkpoint(
+        path, LlamaConfig(**llama_config(**changes)), dtype=dtype, shard_size=shard_size, seed=seed
+    )
+
+
+def random_checkpoint(
+    path: Path, config: Any, *, dtype: str = "float32", shard_size: str = "5GB", seed: int = 0, **saving: Any
+) -> LocalModel:
+    """Write a random causal language model to the folder ``path``.
+
+    Args: config: of transformers; any causal language model of it. dtype: of the stored tensors. shard_size: largest file, as
+        transformers writes it; "20KB" gives several. saving: more arguments of ``save_pretrained``.
     """
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**llama_config(**changes))).to(getattr(torch, dtype))
-    for (
-        name,
-        parameter,
-    ) in model.named_parameters():  # norms and biases are constant at first: an error in them must show
-        if parameter.dim() == 1:
+    model = AutoModelForCausalLM.from_config(config).to(getattr(torch, dtype))
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:  # norms and biases are constant at first: an error in them must show
             with torch.no_grad():
                 parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
     torch.random.set_rng_state(state)
-    model.save_pretrained(path, max_shard_size=shard_size)
+    model.save_pretrained(path, max_shard_size=shard_size, **saving)
     return local_model(path)
 
 
@@ -73,13 +83,16 @@ def local_model(path: Path, config: Mapping[str, Any] | None = None) -> LocalMod
     )
 
 
-def make_worker(local: LocalModel, settings: Mapping[str, Any] | None = None) -> Worker:
-    """A CPU worker with one thread for the checkpoint. ``settings``: sections of Settings, such as ``{"kv": {...}}``."""
-    from minisgl.base.facts import ModelFacts
+def make_worker(
+    local: LocalModel, settings: Mapping[str, Any] | None = None, registry: Registry | None = None
+) -> Worker:
+    """A CPU worker with one thread for the checkpoint. ``settings``: sections of Settings, such as ``{"kv": {...}}``.
+    ``registry``: with the plugins it may use; without one, those that are bundled."""
     from minisgl.config.schema import Settings
+    from minisgl.engine.build import model_facts
     from minisgl.nn import build_worker
     from minisgl.plugin.registry import Registry
 
     config = Settings.model_validate({"model": {"device": "cpu"}, "engine": {"threads": 1}} | dict(settings or {}))
-    facts = ModelFacts.from_hf(local.config, local.generation)
-    return build_worker(config, Registry.scan(bundled_only=True), local, facts)
+    registry = registry or Registry.scan(bundled_only=True)
+    return build_worker(config, registry, local, model_facts(registry, local))

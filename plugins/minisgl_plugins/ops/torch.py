@@ -23,6 +23,7 @@ class TorchOps(Ops):
             "add_rms_norm": self.add_rms_norm,
             "rope": self.rope,
             "silu_mul": silu_mul,
+            "moe": moe,
         }
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -57,3 +58,21 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def silu_mul(x: Tensor) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def moe(x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, top_k: int, renormalize: bool) -> Tensor:
+    """Sorted by expert, the tokens of each are one product after the other. It waits for the device, to learn how many
+    tokens each expert has; grouped kernels of torch are not used, on CPUs not all of torch 2.11 to 2.14 have them."""
+    weights, experts = torch.softmax(logits, -1, dtype=torch.float32).topk(top_k, -1)  # [n, top_k]
+    if renormalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    order = experts.view(-1).argsort(stable=True)  # of the n * top_k (token, expert) pairs
+    rows = x.index_select(0, order // top_k)
+    sizes = torch.bincount(experts.view(-1), minlength=logits.shape[1]).tolist()
+    done = [
+        F.linear(silu_mul(F.linear(part, gate_up[e])), down[e])
+        for e, part in enumerate(torch.split(rows, sizes))
+        if part.shape[0]
+    ]
+    out = torch.empty_like(rows).index_copy_(0, order, torch.cat(done))  # back in the order of tokens
+    return (out.view(*experts.shape, -1) * weights.to(x.dtype).unsqueeze(-1)).sum(1)

@@ -74,3 +74,65 @@ def test_silu_mul(ops):
     x = torch.randn(3, 20)
     gate, up = x.double()[:, :10], x.double()[:, 10:]
     assert torch.allclose(ops["silu_mul"](x.clone()).double(), gate / (1 + (-gate).exp()) * up, atol=1e-6)
+
+
+def expected_moe(x, logits, gate_up, down, top_k, renormalize):
+    """Token by token, in float64."""
+    out = torch.zeros_like(x, dtype=torch.float64)
+    for i, token in enumerate(x.double()):
+        weights, chosen = torch.softmax(logits[i].double(), 0).sort(descending=True)
+        weights, chosen = weights[:top_k], chosen[:top_k]
+        if renormalize:
+            weights = weights / weights.sum()
+        for w, e in zip(weights, chosen):
+            gate, up = (gate_up[e].double() @ token).chunk(2)
+            out[i] += w * (down[e].double() @ (gate / (1 + torch.exp(-gate)) * up))
+    return out
+
+
+@pytest.mark.parametrize("renormalize", [True, False])
+@pytest.mark.parametrize(("n", "experts", "top_k"), [(1, 4, 1), (1, 8, 8), (7, 8, 2), (40, 128, 8), (300, 3, 2)])
+def test_moe(ops, n, experts, top_k, renormalize):
+    x, logits = torch.randn(n, 16), torch.randn(n, experts)
+    gate_up, down = torch.randn(experts, 12, 16) / 4, torch.randn(experts, 16, 6) / 4
+    before = x.clone()
+    got = ops["moe"](x, logits, gate_up, down, top_k, renormalize)
+    assert torch.allclose(got.double(), expected_moe(x, logits, gate_up, down, top_k, renormalize), atol=1e-5)
+    assert torch.equal(x, before)
+
+
+def test_moe_with_all_tokens_at_one_expert(ops):
+    x, gate_up, down = torch.randn(9, 16), torch.randn(5, 12, 16), torch.randn(5, 16, 6)
+    logits = torch.zeros(9, 5)
+    logits[:, 3] = 30.0
+    got = ops["moe"](x, logits, gate_up, down, 1, False)
+    assert torch.allclose(got.double(), expected_moe(x, logits, gate_up, down, 1, False), atol=1e-4)
+
+
+def test_moe_of_a_token_does_not_depend_on_its_neighbours_p1(ops):
+    """Up to the rounding of a product of other size."""
+    x, logits = torch.randn(33, 16), torch.randn(33, 8)
+    gate_up, down = torch.randn(8, 12, 16), torch.randn(8, 16, 6)
+    together = ops["moe"](x, logits, gate_up, down, 2, True)
+    alone = torch.cat([ops["moe"](x[i : i + 1], logits[i : i + 1], gate_up, down, 2, True) for i in range(33)])
+    assert torch.allclose(together, alone, atol=1e-5)
+
+
+def test_moe_routes_in_float32_in_half_precision(ops):
+    """Two logits that only float32 softmax tells apart would be equal weights in bfloat16."""
+    x = torch.randn(2, 16, dtype=torch.bfloat16)
+    logits = torch.tensor([[1.0, 1.0078125, -9.0], [0.5, 0.0, 0.25]], dtype=torch.bfloat16)
+    gate_up, down = torch.randn(3, 12, 16).bfloat16(), torch.randn(3, 16, 6).bfloat16()
+    got = ops["moe"](x, logits, gate_up, down, 1, False)
+    assert got.dtype == torch.bfloat16
+    expected = expected_moe(x, logits, gate_up, down, 1, False)
+    assert torch.allclose(got.double(), expected, atol=0.02 * float(expected.abs().max()))
+
+
+def test_rms_norm_of_heads_that_lie_apart(ops):
+    """q of a merged projection: the norm of each head by itself."""
+    qkv = torch.randn(5, 9, 8)
+    x, weight = qkv[:, 2:6], torch.randn(8)
+    before = qkv.clone()
+    assert torch.allclose(ops["rms_norm"](x, weight, EPS).double(), normed(x, weight), atol=1e-5)
+    assert torch.equal(qkv, before)
