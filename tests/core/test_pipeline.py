@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from minisgl import LLM, Pipeline, SamplingParams
 from minisgl.api.hookspec import hookimpl
-from minisgl.base.errors import Fault, ModelError, RequestError
+from minisgl.base.errors import ConfigError, Fault, ModelError, RequestError
 from minisgl.base.types import GenerateRequest
 from minisgl.testing.bytemodel import byte_ids, write_byte_model
 
@@ -107,3 +110,57 @@ def test_broken_tokenizer_is_known_before_the_engine_starts(tmp_path: Path, monk
     monkeypatch.setattr("minisgl.client.pipeline.build_engine", lambda *a, **k: pytest.fail("the engine was built"))
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
         open_llm(folder)
+
+
+def test_threads_share_an_llm(folder: Path) -> None:
+    texts = [f"{i}" * (5 + i) for i in range(8)]
+    with open_llm(folder) as llm, ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            outputs = pool.map(lambda text: llm.generate(text, ALL)[0].text, texts)
+            assert list(outputs) == texts
+        streams = pool.map(lambda text: "".join(d.text for d in llm.stream(text, ALL)), texts)
+        assert list(streams) == texts
+        assert llm.pipeline.idle
+
+
+def test_stream_that_is_dropped_in_the_middle_of_a_pass_ends_its_request(folder: Path, monkeypatch: Any) -> None:
+    with open_llm(folder) as llm:
+        streams = [llm.stream("abcdef", ALL)]
+        next(streams[0])
+        step = llm.pipeline.step
+
+        def dropping() -> Any:
+            streams.clear()
+            return step()
+
+        monkeypatch.setattr(llm.pipeline, "step", dropping)
+        assert llm.generate("uvw", ALL)[0].text == "uvw"
+        assert llm.generate("xyz", ALL)[0].text == "xyz"
+        assert llm.pipeline.idle
+        assert llm.pipeline.engine.stats()["running"] == 0
+
+
+def test_pipeline_that_is_dropped_stops_its_device(folder: Path) -> None:
+    llm = open_llm(folder)
+    stopped: list[float] = []
+    llm.pipeline.engine.executor.stop = stopped.append  # type: ignore[method-assign]
+    del llm
+    gc.collect()
+    assert len(stopped) == 1
+
+
+@pytest.mark.parametrize("prompts", [3.5, None, [3.5], [None], [[3.5]], [["a"]], [[1, "a"]]])
+def test_what_is_no_prompt_is_refused(folder: Path, prompts: Any) -> None:
+    with open_llm(folder) as llm, pytest.raises(RequestError, match="must be a text"):
+        llm.generate(prompts, ALL)
+
+
+def test_arrays_of_token_ids_are_prompts(folder: Path) -> None:
+    ids = np.array(byte_ids("abc"))
+    with open_llm(folder) as llm:
+        assert [o.text for o in (*llm.generate(ids, ALL), *llm.generate([ids, ids], ALL))] == ["abc"] * 3
+
+
+def test_setting_given_as_a_component_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"max_len = 64 is no plugin's name or class"):
+        Pipeline(max_len=64)  # type: ignore[arg-type]

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +30,9 @@ from minisgl.base.types import (
     TextOutput,
     Usage,
 )
+from minisgl.client.components import choose, scan
 from minisgl.client.progress import progress_bars
+from minisgl.client.prompts import Prompt, as_prompts, prompt_request, refusal
 from minisgl.config.load import load_settings
 from minisgl.config.schema import Settings
 from minisgl.engine.build import build_engine
@@ -42,7 +47,6 @@ from minisgl.text.resolve import resolve_model
 from minisgl.text.tokenizer import Tokenizer
 from minisgl.text.validate import integer
 
-Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 
 
@@ -64,7 +68,7 @@ class _Partial:
 
 
 class Pipeline:
-    """Model, engine and text processing joined in this process and driven by the caller's thread.
+    """Model, engine and text processing joined in this process and driven by the caller's thread, one at a time.
 
     ``submit`` queues a request, ``step`` makes one pass of the engine and returns what came out. ``components``: a plugin
     for a kind by name or as a class: ``Pipeline(settings, scheduler=MyPolicy)``.
@@ -99,6 +103,7 @@ class Pipeline:
         self.info: EngineInfo = self.engine.info
         self.text = TextProcessor(self.tokenizer, self.info)
         self._next_uid = 0
+        self._end = weakref.finalize(self, self.engine.close)  # one that is dropped gives its memory back too
 
     @classmethod
     def from_config(cls, path: str | Path, *, plugins: Sequence[str | object] = (), **kw: Any) -> Self:
@@ -152,7 +157,7 @@ class Pipeline:
         return self.engine.idle and not self.port.inputs
 
     def close(self) -> None:
-        self.engine.close()
+        self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -167,6 +172,8 @@ class LLM:
     Args: model: folder, GGUF file, hub id or reference; None: the default model. options: settings as on the command line
     with underscores: kinds by name (``cache="naive"``), short names (``page_size=16``), or sections
     (``limits={"max_running": 4}``). plugins: hook plugins, as objects or ``module:attr``.
+
+    Several threads may use one LLM: their requests run together, and whoever waits for an output makes the next pass.
     """
 
     def __init__(
@@ -183,22 +190,29 @@ class LLM:
         if model is not None:
             overrides["model"] = {**overrides.get("model", {}), "path": str(model)}
         loaded = load_settings(overrides=overrides, plugins=plugins)
-        self.pipeline = Pipeline(
-            loaded.settings,
-            registry=loaded.registry,
-            hooks=loaded.hooks,
-            observers=observers,
-            show_progress=show_progress,
-            **classes,
+        self._use(
+            Pipeline(
+                loaded.settings,
+                registry=loaded.registry,
+                hooks=loaded.hooks,
+                observers=observers,
+                show_progress=show_progress,
+                **classes,
+            )
         )
-        self._boxes: dict[int, deque[TextOutput]] = {}  # by uid: what came out of a request and is not looked at yet
 
     @classmethod
     def on(cls, pipeline: Pipeline) -> Self:
         """An LLM on a pipeline that exists; closing it closes the pipeline."""
         llm = cls.__new__(cls)
-        llm.pipeline, llm._boxes = pipeline, {}
+        llm._use(pipeline)
         return llm
+
+    def _use(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self._boxes: dict[int, deque[TextOutput]] = {}  # by uid: what came out of a request and is not looked at yet
+        self._given_up: deque[list[int]] = deque()  # uids of requests that nobody reads any more
+        self._lock, self._next = threading.Lock(), threading.Lock()
 
     @property
     def info(self) -> EngineInfo:
@@ -260,17 +274,44 @@ class LLM:
             )
         else:
             request = prompt_request(cast(Prompt, prompt))
-        yield from self._deltas(self.pipeline.submit(replace(request, sampling=sampling or SamplingParams())))
+        yield from self._deltas(*self._open([replace(request, sampling=sampling or SamplingParams())]))
 
-    def _deltas(self, uids: list[int]) -> Iterator[Delta]:
-        """What comes out of these requests until each has ended. Raises: RequestError for the first that fails."""
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """For one thread at a time; who waits comes before who has just been here."""
+        with self._next:
+            self._lock.acquire()
+        try:
+            self._cancel_given_up()
+            yield
+        finally:
+            self._lock.release()
+
+    def _cancel_given_up(self) -> None:
+        while self._given_up:
+            self.pipeline.cancel(self._given_up.popleft())
+
+    def _open(self, requests: Sequence[GenerateRequest]) -> tuple[list[int], deque[TextOutput]]:
+        """Submit all or none; returns the uids of the outputs, and the box they come into. Raises: RequestError."""
         box: deque[TextOutput] = deque()
-        self._boxes.update(dict.fromkeys(uids, box))
+        uids: list[int] = []
+        with self._alone():
+            try:
+                for request in requests:
+                    uids += self.pipeline.submit(request)
+            except RequestError:
+                self.pipeline.cancel(uids)
+                raise
+            self._boxes.update(dict.fromkeys(uids, box))
+        return uids, box
+
+    def _deltas(self, uids: list[int], box: deque[TextOutput]) -> Iterator[Delta]:
+        """What comes out of these requests until each has ended. Raises: RequestError for the first that fails."""
         open_uids = set(uids)
         try:
             while open_uids:
                 while not box:
-                    self._step()
+                    self._step(box)
                 out = box.popleft()
                 if isinstance(out, Refused):
                     open_uids.discard(out.uid)
@@ -282,31 +323,40 @@ class LLM:
                         raise RequestError(out.error, status=500, code="internal_error")
                     yield out
         finally:
-            for uid in uids:
-                del self._boxes[uid]
-            self.pipeline.cancel(sorted(open_uids))
+            self._leave(uids, sorted(open_uids))
 
-    def _step(self) -> None:
-        """One pass; each output goes to whoever reads it. Raises: Fault if nothing can come out any more."""
-        if self.pipeline.idle:
-            raise Fault(
-                "a request ended unseen: its outputs went to another caller of Pipeline.step(), or it was cancelled"
-            )
-        for out in self.pipeline.step():
-            if (box := self._boxes.get(out.uid)) is not None:
-                box.append(out)
+    def _leave(self, uids: list[int], open_uids: list[int]) -> None:
+        """Never waits: the garbage collector may call it at any point, also in the middle of a pass."""
+        for uid in uids:
+            self._boxes.pop(uid, None)
+        self._given_up.append(open_uids)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._cancel_given_up()
+            finally:
+                self._lock.release()
+
+    def _step(self, box: deque[TextOutput]) -> None:
+        """One pass unless ``box`` has something by now; each output goes to whoever reads it.
+
+        Raises: Fault if nothing can come out any more.
+        """
+        with self._alone():
+            if box:
+                return
+            if self.pipeline.idle:
+                raise Fault(
+                    "a request ended unseen: its outputs went to another caller of Pipeline.step(), or it was cancelled"
+                )
+            for out in self.pipeline.step():
+                if (mine := self._boxes.get(out.uid)) is not None:
+                    mine.append(out)
 
     def _run(self, requests: Sequence[GenerateRequest]) -> list[RequestOutput]:
-        uids: list[int] = []
-        try:
-            for request in requests:
-                uids += self.pipeline.submit(request)
-        except RequestError:
-            self.pipeline.cancel(uids)
-            raise
+        uids, box = self._open(requests)
         partial = {uid: _Partial() for uid in uids}
         done: dict[int, RequestOutput] = {}
-        for delta in self._deltas(uids):
+        for delta in self._deltas(uids, box):
             part = partial[delta.uid]
             part.text.append(delta.text)
             part.ids += delta.ids
@@ -327,49 +377,4 @@ class LLM:
         self.close()
 
 
-def scan(settings: Settings) -> Registry:
-    """The registry as the plugin settings want it."""
-    p = settings.plugins
-    return Registry.scan(prefer=p.prefer, disable=p.disable, bundled_only=p.scan == "bundled")
-
-
-def choose(settings: Settings, registry: Registry, components: Mapping[str, str | type]) -> Settings:
-    """Settings with ``components`` chosen; a class is registered under its own name."""
-    kinds = dict(settings.kinds)
-    for kind, chosen in components.items():
-        name = chosen if isinstance(chosen, str) else chosen.__name__
-        if not isinstance(chosen, str):
-            registry.add(kind, name, chosen)
-        registry.ref(kind, name)  # a wrong kind or name is refused here
-        section = kinds.get(kind)
-        update: dict[str, Any] = {"use": name}
-        kinds[kind] = section.model_copy(update=update) if section is not None else kind_section(name)
-    return settings.model_copy(update={"kinds": kinds})
-
-
-def kind_section(name: str) -> Any:
-    from minisgl.config.schema import KindSection
-
-    return KindSection(use=name)
-
-
-def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if len(prompts) and isinstance(prompts[0], int):
-        return [cast(Sequence[int], prompts)]
-    return list(cast(Sequence[Prompt], prompts))
-
-
-def prompt_request(prompt: Prompt) -> GenerateRequest:
-    if isinstance(prompt, str):
-        return GenerateRequest(text=prompt)
-    return GenerateRequest(ids=tuple(int(i) for i in prompt))
-
-
-def refusal(out: Refused) -> RequestError:
-    return RequestError(out.message, status=out.status, code=out.code, param=out.param)
-
-
-__all__ = ["LLM", "Accepted", "Delta", "Pipeline", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "Accepted", "Delta", "Pipeline", "RequestOutput", "SamplingParams", "scan"]
