@@ -96,7 +96,7 @@ def run(argv: list[str]) -> int:
         rows = [measure(case, pipeline, peer, args.repeats, rng) for case in cases]
         picks = dict(pipeline.info.picks)
         model = pipeline.info.model
-    table(f"bench offline: {model}, {picks}", rows)
+    table(f"bench offline: {model} {' '.join(f'{kind}={name}' for kind, name in sorted(picks.items()))}", rows)
     json_line("offline", model=model, picks=picks, dtype=pipeline.info.dtype, cases=rows)
     if args.plot is not None:
         keys = [k for k in ("minisgl tok/s", "transformers tok/s") if k in rows[0]]

@@ -25,11 +25,12 @@ def table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    shown = Table(title=title, title_justify="left")
+    shown = Table()
     for key in rows[0]:
         shown.add_column(key, justify="right")
     for row in rows:
         shown.add_row(*(f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()))
+    print(title)
     Console(width=110).print(shown)
 
 
