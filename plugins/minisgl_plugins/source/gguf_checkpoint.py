@@ -214,7 +214,7 @@ def write_checkpoint(source: Path, target: Path, report: Callable[[int, int], No
     try:
         reader = GGUFReader(source)
     except (ValueError, OSError, IndexError) as e:
-        raise ModelError(f"it is not a readable GGUF file: {e}") from e
+        raise ModelError(f"it is not a readable GGUF file; is the download complete? ({e})") from e
     meta = read_metadata(reader)
     embedding = next((t for t in reader.tensors if t.name == "token_embd.weight"), None)
     if embedding is None:
