@@ -74,15 +74,28 @@ def _open(file: Path) -> Any:
 def one_copy(files: Sequence[Path]) -> tuple[Path, ...]:
     """Of files that may hold the weights twice, those of one copy: what the index names, else all but ``consolidated*``."""
     for folder in {f.parent for f in files}:
-        index = folder / INDEX
-        if index.exists():
-            named = sorted({folder / n for n in json.loads(index.read_text()).get("weight_map", {}).values()})
-            missing = [f.name for f in named if not f.exists()]
-            if missing:
-                raise ModelError(f"weights: {index} names files that do not exist: {', '.join(missing)}; download them")
+        named = sorted(set(read_index(folder).values()))
+        missing = [f.name for f in named if not f.exists()]
+        if missing:
+            raise ModelError(
+                f"weights: {folder / INDEX} names files that do not exist: {', '.join(missing)}; download them"
+            )
+        if named:
             return tuple(named)
     rest = tuple(f for f in files if not f.name.startswith("consolidated"))
     return rest or tuple(files)
+
+
+def read_index(folder: Path) -> dict[str, Path]:
+    """Tensor name -> file, as the index in ``folder`` says; {} without one. Raises: ModelError."""
+    index = folder / INDEX
+    if not index.exists():
+        return {}
+    try:
+        found = json.loads(index.read_text())["weight_map"].items()
+        return {str(name): folder / file for name, file in found}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise ModelError(f"weights: {index} is not an index of safetensors files ({exc!r}); download it again") from exc
 
 
 def load_weights(
@@ -150,8 +163,11 @@ def _check(ckpt: Checkpoint, model: Model, specs: Sequence[ParamSpec]) -> set[st
             f"weights: no tensor of this model is in {where}; is it the checkpoint of another architecture?"
         )
     if missing:
+        said = read_index(ckpt.files[0].parent).get(missing[0])
         raise ModelError(
-            f"weights: {_list(missing)} missing from {where}; the checkpoint is incomplete or its config is wrong"
+            f"weights: {_list(missing)} missing from {where}"
+            + (f", though {INDEX} says that {said.name} has {missing[0]!r}" if said else "")
+            + "; the checkpoint is incomplete or its config is wrong"
         )
     declared = {n for path, m in layers(model) for n in m.unused(path)}
     unused = ckpt.names - set(wanted)

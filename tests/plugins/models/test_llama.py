@@ -1,5 +1,6 @@
 """LlamaForCausalLM against transformers, and what a checkpoint may and may not look like."""
 
+import json
 import shutil
 
 import numpy as np
@@ -9,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from minisgl.base.errors import ModelError
 from minisgl.testing.checkpoints import llama_checkpoint, local_model, make_worker
+from minisgl.testing.models import Recorder
 from minisgl.testing.plans import PlanDriver
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -31,20 +33,6 @@ VARIANTS = {
 }
 
 
-class Recorder:
-    """A sampler that keeps the logits it is shown."""
-
-    def __init__(self, sampler):
-        self.sampler, self.seen = sampler, []
-
-    def set_row(self, *args):
-        self.sampler.set_row(*args)
-
-    def sample(self, logits, rows):
-        self.seen.append(logits.clone())
-        return self.sampler.sample(logits, rows)
-
-
 def reference(path, ids):
     """Logits of transformers at every position: [len(ids), vocab]."""
     from transformers import LlamaForCausalLM
@@ -56,7 +44,7 @@ def reference(path, ids):
 def run(local, chunks, decode=8, **settings):
     """Logits at the end of the prompt and after each of ``decode`` tokens, and the tokens."""
     worker = make_worker(local, settings)
-    worker.sampler = Recorder(worker.sampler)
+    worker.sampler = Recorder(worker.sampler, [])
     d = PlanDriver(worker.run, worker.info.page_size)
     d.start(0, PROMPT)
     for n in chunks:
@@ -228,13 +216,56 @@ def test_a_truncated_file_is_an_error_w2(tmp_path):
     llama_checkpoint(tmp_path)
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    assert "not a readable safetensors file" in refusal(local_model(tmp_path))
+    assert f"{file} is not a readable safetensors file" in refusal(local_model(tmp_path))
 
 
 def test_an_index_that_names_an_absent_file_is_an_error_w2(tmp_path):
     local = llama_checkpoint(tmp_path, shard_size="20KB")
     local.weights[2].unlink()
     assert local.weights[2].name in refusal(local_model(tmp_path))
+
+
+def index_edited(tmp_path, edit):
+    """A sharded checkpoint, the map of its index changed in place by ``edit``, and the map as it was."""
+    local = llama_checkpoint(tmp_path, shard_size="20KB")
+    file = tmp_path / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    before = dict(index["weight_map"])
+    edit(index["weight_map"])
+    file.write_text(json.dumps(index))
+    return local, before
+
+
+def test_an_index_with_a_tensor_in_the_wrong_file_is_harmless(tmp_path):
+    """Files say themselves what they have."""
+    up, norm = "model.layers.0.mlp.up_proj.weight", "model.norm.weight"
+    local, before = index_edited(tmp_path / "wrong", lambda m: m.update({up: m[norm], norm: m[up]}))
+    assert before[up] != before[norm]
+    right = llama_checkpoint(tmp_path / "right", shard_size="20KB")
+    assert torch.equal(run(local, [50])[0], run(right, [50])[0])
+
+
+def test_an_index_that_names_a_tensor_no_file_has_is_an_error_with_both_w2(tmp_path):
+    name = "model.layers.0.mlp.up_proj.weight"
+    local, where = index_edited(tmp_path, lambda m: None)
+    file = tmp_path / where[name]
+    save_file({k: v for k, v in load_file(file).items() if k != name} | {"rotary_emb.inv_freq": torch.ones(4)}, file)
+    message = refusal(local)
+    assert f"tensor {name!r} is missing from {tmp_path}" in message
+    assert f"index.json says that {where[name]} has {name!r}" in message
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": null}', '{"weight_map": {"a": 1}}'])
+def test_an_index_that_cannot_be_read_is_an_error_with_its_name_w2(text, tmp_path):
+    local = llama_checkpoint(tmp_path, shard_size="20KB")
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    assert "model.safetensors.index.json is not an index" in refusal(local)
+
+
+def test_a_pickle_under_the_name_of_safetensors_is_an_error_and_is_not_run(tmp_path):
+    local = llama_checkpoint(tmp_path)
+    torch.save({"model.norm.weight": torch.ones(48)}, tmp_path / "model.safetensors")
+    assert f"{tmp_path / 'model.safetensors'} is not a readable safetensors file" in refusal(local)
 
 
 def test_a_tensor_in_two_files_is_an_error(tmp_path):
