@@ -164,3 +164,17 @@ def test_arrays_of_token_ids_are_prompts(folder: Path) -> None:
 def test_setting_given_as_a_component_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"max_len = 64 is no plugin's name or class"):
         Pipeline(max_len=64)  # type: ignore[arg-type]
+
+
+def test_after_closing_requests_and_open_streams_are_refused_at_once(folder: Path) -> None:
+    llm = open_llm(folder)
+    stream = llm.stream("abcdef", ALL)
+    next(stream)
+    llm.close()
+    llm.close()
+    with pytest.raises(Fault, match="is closed"):
+        list(stream)
+    with pytest.raises(Fault, match="is closed"):
+        llm.generate("abc", ALL)
+    with pytest.raises(Fault, match="is closed"):
+        llm.pipeline.step()

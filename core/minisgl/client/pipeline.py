@@ -114,7 +114,8 @@ class Pipeline:
     # ---------------------------------------------------------------------------------------------------- with text
 
     def submit(self, request: GenerateRequest) -> list[int]:
-        """Queue a request; returns the uids of its ``n`` outputs. Raises: RequestError."""
+        """Queue a request; returns the uids of its ``n`` outputs. Raises: RequestError; Fault after ``close``."""
+        self._need_open()
         integer(request.n, "n", 1, MAX_N)  # before uids are made of it
         self.hooks.call("check_request", request=request, info=self.info)
         uids = list(range(self._next_uid, self._next_uid + request.n))
@@ -142,10 +143,12 @@ class Pipeline:
 
     def admit(self, a: Admit) -> None:
         """Queue token ids, past the text side; the output comes out of ``poll_after_turn``."""
+        self._need_open()
         self.port.inputs.append(a)
 
     def poll_after_turn(self) -> list[EngineOutput]:
         """One pass of the engine; its raw outputs."""
+        self._need_open()
         self.engine.turn()
         outputs = list(self.port.outputs)
         self.port.outputs.clear()
@@ -156,7 +159,12 @@ class Pipeline:
         """Nothing is queued, running or in flight."""
         return self.engine.idle and not self.port.inputs
 
+    def _need_open(self) -> None:
+        if not self._end.alive:
+            raise Fault("this LLM or Pipeline is closed; make another one")
+
     def close(self) -> None:
+        """Stop the device; what still runs is lost. Idempotent."""
         self._end()
 
     def __enter__(self) -> Self:
