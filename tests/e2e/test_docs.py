@@ -115,23 +115,24 @@ def test_pieces_example_shows_what_sharing_saves() -> None:
     assert radix == 240 + 19 * (240 - 192)
 
 
-def test_lifo_example_installs_and_passes_its_contract(tmp_path: Path) -> None:
-    source = ROOT / "docs" / "examples" / "lifo"
+@pytest.mark.parametrize(
+    ("example", "kind", "name"), [("lifo", "scheduler", "lifo"), ("smollm3", "model", "SmolLM3ForCausalLM")]
+)
+def test_example_package_installs_and_passes_its_tests(example: str, kind: str, name: str, tmp_path: Path) -> None:
+    source = ROOT / "docs" / "examples" / example
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     copy = tmp_path / "source"
     copy.mkdir()
-    for name in ("pyproject.toml", "minisgl_lifo.py", "test_lifo.py"):
-        (copy / name).write_text((source / name).read_text())
+    for file in ("pyproject.toml", f"minisgl_{example}.py", f"test_{example}.py"):
+        (copy / file).write_text((source / file).read_text())
     subprocess.run([*pip, "--disable-pip-version-check", "--target", str(tmp_path / "site"), str(copy)], check=True)
     env_python = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
-    show = env_python + (
-        "from minisgl_cli.main import main\nsys.exit(main(['plugins', 'list', '--kind', 'scheduler']))"
-    )
+    show = env_python + (f"from minisgl_cli.main import main\nsys.exit(main(['plugins', 'list', '--kind', {kind!r}]))")
     listed = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, timeout=60, check=False)
-    assert re.search(r"lifo\s+minisgl-lifo 0\.1\s+available", listed.stdout), listed.stdout + listed.stderr
+    assert re.search(rf"{name}\s+minisgl-{example} 0\.1\s+available", listed.stdout), listed.stdout + listed.stderr
     tests = (
         env_python
-        + f"import pytest\nsys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', {str(copy / 'test_lifo.py')!r}]))"
+        + f"import pytest\nsys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', {str(copy / f'test_{example}.py')!r}]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", tests], capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path

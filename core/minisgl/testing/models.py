@@ -43,7 +43,7 @@ def random_prompt(vocab: int, length: int = sum(CHUNKS[0]), seed: int = 0) -> li
 
 def check_model(
     local: LocalModel,
-    registry: Registry | None = None,
+    model: type | None = None,
     *,
     new_tokens: int = 64,
     settings: Mapping[str, Any] | None = None,
@@ -53,15 +53,20 @@ def check_model(
     A prompt is prefilled whole and in chunks, and both rows decode together: at each position all logits are within
     ``TOLERANCE`` of their range, and the greedy tokens are the same (up to one where both are equally likely).
 
-    Args: local: see ``testing.checkpoints``. registry: has the model's plugin; without one, the bundled ones.
-        new_tokens: decoded after the prompt. settings: sections of Settings for the worker.
+    Args: local: see ``testing.checkpoints``. model: the class under test; None for a bundled one. new_tokens: decoded
+        after the prompt. settings: sections of Settings for the worker.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
+    from minisgl.plugin.registry import Registry
+
     reference = AutoModelForCausalLM.from_pretrained(local.path, dtype=torch.float32).eval()
     prompt = random_prompt(reference.config.vocab_size)
     expected = transformers_greedy(reference, prompt, new_tokens)
+    registry = Registry.scan(bundled_only=True)
+    if model is not None:
+        registry.add("model", model.__name__, model)
     for chunks, (logits, tokens) in zip(CHUNKS, greedy_rows(local, prompt, new_tokens, registry, settings)):
         with torch.inference_mode():
             known = reference(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :]

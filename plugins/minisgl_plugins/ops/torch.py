@@ -61,8 +61,8 @@ def silu_mul(x: Tensor) -> Tensor:
 
 
 def moe(x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, top_k: int, renormalize: bool) -> Tensor:
-    """Sorted by expert, the tokens of each are one product after the other. It waits for the device, to learn how many
-    tokens each expert has; grouped kernels of torch are not used, on CPUs not all of torch 2.11 to 2.14 have them."""
+    """Sorted by expert, the tokens of each are one product after the other; torch's grouped product is no faster on a CPU.
+    Waits for the device, to learn how many tokens each expert has."""
     weights, experts = torch.softmax(logits, -1, dtype=torch.float32).topk(top_k, -1)  # [n, top_k]
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)
