@@ -170,7 +170,7 @@ def test_access_log_has_a_line_for_each_request(start, caplog):
     served = start(server={"access_log": True})
     with caplog.at_level(logging.INFO, logger="minisgl.access"):
         httpx.get(f"{served.url}/nope", headers={"x-request-id": "abc"})
-    wait_until(lambda: bool(caplog.records), 5)  # it is written when the answer is out
+        wait_until(lambda: bool(caplog.records), 5)  # it is written when the answer is out
     [line] = [r.getMessage() for r in caplog.records if r.name == "minisgl.access"]
     assert line.startswith("GET '/nope' 404 ")
     assert line.endswith(" abc")
