@@ -1,14 +1,22 @@
 """What a worker is built from: device, dtype, kernels, sizes."""
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from minisgl.base.errors import BrokenPlugin, ConfigError, UnknownPlugin
+from minisgl.base.types import SamplingSpec
+from minisgl.base.vocabulary import tokenizer_ids
 from minisgl.config.schema import Settings
 from minisgl.nn.assemble import pick_attention, resolve_device, resolve_dtype
 from minisgl.plugin.registry import Registry
 from minisgl.runtime.attention import AttentionBackend, AttnFacts
-from minisgl.testing.checkpoints import llama_checkpoint, make_worker
+from minisgl.testing.bytemodel import VOCAB, write_byte_model
+from minisgl.testing.checkpoints import llama_checkpoint, llama_config, make_worker, random_checkpoint
+from minisgl.testing.plans import PlanDriver
 
 FACTS = AttnFacts(4, 2, 8, "float32", 16, "cpu")
 
@@ -81,3 +89,41 @@ def test_sizes_come_from_the_settings_and_default_by_device(tmp_path):
     assert (sized.info.max_slots, sized.info.batch_tokens, sized.info.num_pages, sized.info.max_len) == (3, 40, 5, 80)
     assert make_worker(local, {"limits": {"max_len": 10_000}}).info.max_len == 256  # never beyond the model's
     assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_that_pad_the_vocabulary_are_never_sampled_w4(temperature, tmp_path):
+    """300 rows of embedding for 259 tokens, and the rows beyond have by far the largest logits."""
+    from transformers import LlamaConfig
+
+    changes = {"vocab_size": 300, "tie_word_embeddings": False}
+    local = random_checkpoint(tmp_path / "model", LlamaConfig(**llama_config(**changes)))
+    file = local.path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.weight"][VOCAB:] = 9 * tensors["lm_head.weight"][: 300 - VOCAB]
+    save_file(tensors, file)
+
+    def sampled(tokenizer_dir):
+        driver = PlanDriver(make_worker(replace(local, tokenizer_dir=tokenizer_dir)).run, 16)
+        for slot in range(8):
+            driver.start(slot, [5, 6, slot], SamplingSpec(temperature=temperature, seed=slot, max_new=99))
+        driver.generate(range(8), 20)
+        return {token for tokens in driver.out.values() for token in tokens}
+
+    assert max(sampled(None)) >= VOCAB
+    assert max(sampled(write_byte_model(tmp_path / "tokenizer"))) < VOCAB
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "config", "expected"),
+    [({"model": {"vocab": {"a": 0, "b": 7}}}, None, 8), ({"model": {"vocab": [["a", -1.0], ["b", -2.0]]}}, None, 2),
+     ({"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 4, "content": "<s>"}]}, None, 5),
+     ({"model": {"vocab": {"a": 0}}}, {"added_tokens_decoder": {"9": {"content": "<s>"}}}, 10),
+     ({"model": {"vocab": {}}}, {}, None), ({"model": {}}, None, None), ([], None, None)],
+)  # fmt: skip
+def test_number_of_ids_of_a_tokenizer_w4(tokenizer, config, expected, tmp_path):
+    assert tokenizer_ids(tmp_path) is None
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    if config is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert tokenizer_ids(tmp_path) == expected

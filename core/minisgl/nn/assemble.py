@@ -15,6 +15,7 @@ from minisgl.base.errors import ConfigError, PluginError
 from minisgl.base.facts import ModelFacts
 from minisgl.base.progress import no_progress
 from minisgl.base.types import ExecInfo, LocalModel
+from minisgl.base.vocabulary import tokenizer_ids
 from minisgl.config.schema import LimitsSettings, Settings
 from minisgl.nn.builder import Builder
 from minisgl.nn.loader import load_weights
@@ -69,7 +70,9 @@ def build_worker(
         lambda s: AttnContext(attn_facts, spec, device, max_slots, room.max_len, batch_tokens, rows.table, s),
     )
     sampler: Sampler = create(
-        "sampler", sampler_name, lambda s: SamplerContext(s, device, max_slots, facts.vocab, _seed(config.engine.seed))
+        "sampler",
+        sampler_name,
+        lambda s: SamplerContext(s, device, max_slots, true_vocab(facts, local), _seed(config.engine.seed)),
     )
     picks = {"attention": attn_name, "ops": ",".join(ops_names), "sampler": sampler_name, "model": facts.arch}
     info = _info(config, facts, room, max_slots, batch_tokens, device, dtype, picks)
@@ -97,6 +100,12 @@ def resolve_dtype(setting: str, checkpoint: str, device: torch.device) -> torch.
         setting = "float32" if device.type == "cpu" else "bfloat16" if checkpoint == "float32" else checkpoint
     dtype: torch.dtype = getattr(torch, setting)
     return dtype
+
+
+def true_vocab(facts: ModelFacts, local: LocalModel) -> int:
+    """How many tokens may be sampled: rows that only pad the embedding stand for no text (W4)."""
+    known = tokenizer_ids(local.tokenizer_dir)
+    return facts.vocab if known is None else min(facts.vocab, max({known} | {i + 1 for i in facts.eos}))
 
 
 def step_limits(limits: LimitsSettings, device: str) -> tuple[int, int]:
