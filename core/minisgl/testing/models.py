@@ -24,7 +24,7 @@ CHUNKS = ((50,), (17, 1, 32))  # the prompt whole, and in three prefills
 
 @dataclass(slots=True)
 class Recorder:
-    """A sampler that keeps the logits it is shown."""
+    """A sampler that keeps the logits it is shown, on the CPU."""
 
     sampler: Any
     seen: list[Tensor]
@@ -33,7 +33,7 @@ class Recorder:
         self.sampler.set_row(*args)
 
     def sample(self, logits: Tensor, rows: Any) -> Any:
-        self.seen.append(logits.clone())
+        self.seen.append(logits.to("cpu", copy=True))
         return self.sampler.sample(logits, rows)
 
 
@@ -48,13 +48,14 @@ def check_model(
     new_tokens: int = 64,
     settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """AssertionError where minisgl and transformers, both in float32 on a CPU, differ for a small checkpoint.
+    """AssertionError where minisgl and transformers, in float32 on a CPU, differ for a small checkpoint.
 
     A prompt is prefilled whole and in chunks, and both rows decode together: at each position all logits are within
     ``TOLERANCE`` of their range, and the greedy tokens are the same (up to one where both are equally likely).
 
     Args: local: see ``testing.checkpoints``. model: the class under test; None for a bundled one. new_tokens: decoded
-        after the prompt. settings: sections of Settings for the worker.
+        after the prompt. settings: sections of Settings for the worker, such as
+        ``{"model": {"device": "cuda", "dtype": "float32"}}``.
     """
     import torch
     from transformers import AutoModelForCausalLM
