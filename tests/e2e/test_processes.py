@@ -566,6 +566,7 @@ def test_m1_client_that_leaves_ends_its_request_and_frees_its_pages(
     request.close()
     wait_until(lambda: stats(server)["running"] == 0, 5)
     after = stats(server)
+    assert after["device_ok"] is True
     assert after["free"] + after["evictable"] == before["free"] + before["evictable"]
     assert after["locked"] == after["waiting"] == 0
 

@@ -179,9 +179,11 @@ class Engine:
     # ------------------------------------------------------------------------------------------------ control, observers
 
     def stats(self) -> dict[str, Any]:
-        """Counters of scheduler and cache, and what observers add."""
+        """Counters of scheduler and cache, whether the device is well, and what observers add."""
+        health = self.executor.health()
         return {
             "step": self.scheduler.done_step,
+            "device_ok": health.ok,
             "in_flight": len(self._running),
             **self.scheduler.counts(),
             **self.observers.snapshot(),

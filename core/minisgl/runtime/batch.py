@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,7 +35,6 @@ class BatchView:
     pos: Tensor  # [n_tokens] int64, device, position of each new token in its row
     loc: Tensor  # [n_tokens] int64, device
     page_table: Tensor  # [max_slots + 1, pages_per_row] int32, device
-    scratch: dict[str, Any] = field(default_factory=dict)  # of whoever computes something once per step
 
 
 OpTable = dict[str, Callable[..., Any]]

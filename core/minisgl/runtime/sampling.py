@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,8 +34,6 @@ class SampleRows:
 
 
 class Sampler(Component):
-    capturable: ClassVar[bool] = False
-
     @abstractmethod
     def __init__(self, ctx: SamplerContext) -> None: ...
 
