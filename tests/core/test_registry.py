@@ -151,8 +151,8 @@ def test_unknown_kinds_get_the_nearest() -> None:
 
 
 def test_kinds_that_nothing_uses_are_refused() -> None:
-    assert "quant plugins cannot be selected: this version of minisgl does not use them" in message(
-        PluginError, Registry.scan().load, "quant", "int8"
+    assert "parser plugins cannot be selected: this version of minisgl does not use them" in message(
+        PluginError, Registry.scan().load, "parser", "hermes"
     )
 
 

@@ -4,10 +4,11 @@ from minisgl.runtime.attention import AttentionBackend, AttnContext, AttnFacts, 
 from minisgl.runtime.batch import BatchView, ForwardBatch, OpTable
 from minisgl.runtime.kernels import Ops, OpsContext
 from minisgl.runtime.model import Model, ModelContext, TpInfo
+from minisgl.runtime.quant import Apply, QuantContext, QuantMethod
 from minisgl.runtime.sampling import Sampler, SamplerContext, SampleRows
 from minisgl.runtime.worker import Worker
 
 __all__ = [
-    "AttentionBackend", "AttnContext", "AttnFacts", "BatchView", "ForwardBatch", "KVSpec", "Model", "ModelContext", "OpTable",
-    "Ops", "OpsContext", "SampleRows", "Sampler", "SamplerContext", "TpInfo", "Worker",
+    "Apply", "AttentionBackend", "AttnContext", "AttnFacts", "BatchView", "ForwardBatch", "KVSpec", "Model", "ModelContext", "OpTable",
+    "Ops", "OpsContext", "QuantContext", "QuantMethod", "SampleRows", "Sampler", "SamplerContext", "TpInfo", "Worker",
 ]  # fmt: skip

@@ -19,6 +19,7 @@ from minisgl.base.vocabulary import tokenizer_ids
 from minisgl.config.schema import LimitsSettings, Settings
 from minisgl.nn.builder import Builder
 from minisgl.nn.loader import load_weights
+from minisgl.nn.quant import make_quant
 from minisgl.plugin.registry import Registry
 from minisgl.runtime.attention import AttentionBackend, AttnContext, AttnFacts, KVSpec
 from minisgl.runtime.kernels import OpsContext, op_table
@@ -54,10 +55,11 @@ def build_worker(
     ops_names = config.use("ops")
     ops = op_table([create("ops", name, lambda s: OpsContext(s, device, dtype)) for name in ops_names])
     (sampler_name,) = config.use("sampler")
+    quant_name, quant = make_quant(config, registry, local.config, device, dtype)
     cls: type[Model] = registry.load("model", facts.arch)
 
     spec = KVSpec(facts.kv_heads, facts.head_dim, dtype, config.kv.page_size)
-    builder = Builder(facts, TpInfo(), dtype, device, model_len)
+    builder = Builder(facts, TpInfo(), dtype, device, model_len, quant)
     model = cls(ModelContext(facts, TpInfo(), dtype, device, builder))
     load_weights(model, local.weights, device, progress=progress)
     model.eval()
@@ -75,6 +77,7 @@ def build_worker(
         lambda s: SamplerContext(s, device, max_slots, true_vocab(facts, local), _seed(config.engine.seed)),
     )
     picks = {"attention": attn_name, "ops": ",".join(ops_names), "sampler": sampler_name, "model": facts.arch}
+    picks |= {"quant": quant_name} if quant is not None else {}
     info = _info(config, facts, room, max_slots, batch_tokens, device, dtype, picks)
     return Worker(info, model, backend, ops, sampler, rows, kv, device, dtype)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,15 +13,26 @@ from minisgl.base.facts import ModelFacts, MoEFacts
 from minisgl.nn.layers import Attention, Embedding, Experts, Head, Linear, Norm, QKVLinear, SiluMul
 from minisgl.nn.rope import cos_sin_table
 from minisgl.runtime.model import TpInfo
+from minisgl.runtime.quant import QuantMethod
+
+L = TypeVar("L", bound=Linear)
 
 
 class Builder:
-    """``max_len``: positions the engine serves, for the rotary table."""
+    """``max_len``: positions the engine serves, for the rotary table. ``quant``: what linear layers are quantized with."""
 
-    def __init__(self, facts: ModelFacts, tp: TpInfo, dtype: torch.dtype, device: torch.device, max_len: int) -> None:
+    def __init__(
+        self,
+        facts: ModelFacts,
+        tp: TpInfo,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_len: int,
+        quant: QuantMethod | None = None,
+    ) -> None:
         if tp.size != 1:
             raise ConfigError(f"parallel.tp={tp.size} is not supported in this version; only 1 is")
-        self.facts, self.dtype, self.device, self.max_len = facts, dtype, device, max_len
+        self.facts, self.dtype, self.device, self.max_len, self.quant = facts, dtype, device, max_len, quant
 
     @cached_property
     def cos_sin(self) -> Tensor:
@@ -32,7 +44,8 @@ class Builder:
 
     def head(self, embed: Embedding) -> Head:
         """The language model head; shares the weight of ``embed`` if the model is tied."""
-        return Head(self.facts.hidden, self.facts.vocab, self.dtype, embed if self.facts.tied else None)
+        head = Head(self.facts.hidden, self.facts.vocab, self.dtype, embed if self.facts.tied else None)
+        return self._quantized(head, head=True)
 
     def norm(self, size: int | None = None) -> Norm:
         return Norm(size or self.facts.hidden, self.facts.norm_eps, self.dtype)
@@ -40,7 +53,7 @@ class Builder:
     def qkv(self, bias: bool = False) -> QKVLinear:
         """q_proj, k_proj and v_proj."""
         f = self.facts
-        return QKVLinear(f.hidden, f.heads, f.kv_heads, f.head_dim, self.dtype, bias=bias)
+        return self._quantized(QKVLinear(f.hidden, f.heads, f.kv_heads, f.head_dim, self.dtype, bias=bias))
 
     def attention(self, layer: int, rope: bool = True) -> Attention:
         return Attention(layer, self.cos_sin if rope else None)
@@ -49,7 +62,7 @@ class Builder:
         """gate_proj and up_proj."""
         f = self.facts
         parts = (("gate_proj", f.intermediate), ("up_proj", f.intermediate))
-        return Linear(f.hidden, 2 * f.intermediate, self.dtype, bias=bias, shard=0, parts=parts)
+        return self._quantized(Linear(f.hidden, 2 * f.intermediate, self.dtype, bias=bias, shard=0, parts=parts))
 
     def activation(self) -> SiluMul:
         """``act(gate) * up`` on the product of ``gate_up``."""
@@ -57,7 +70,7 @@ class Builder:
         return SiluMul()
 
     def router(self) -> Linear:
-        """Hidden states to one logit for each expert; whole on every rank."""
+        """Hidden states to one logit for each expert; whole on every rank, and never quantized: small errors would pick other experts."""
         return Linear(self.facts.hidden, self._moe.experts, self.dtype, bias=False, shard=None)
 
     def experts(self) -> Experts:
@@ -79,8 +92,14 @@ class Builder:
 
     def col(self, inputs: int, outputs: int, bias: bool = False) -> Linear:
         """A linear layer whose outputs are split over ranks."""
-        return Linear(inputs, outputs, self.dtype, bias=bias, shard=0)
+        return self._quantized(Linear(inputs, outputs, self.dtype, bias=bias, shard=0))
 
     def row(self, inputs: int, outputs: int, bias: bool = False) -> Linear:
         """A linear layer whose inputs are split over ranks."""
-        return Linear(inputs, outputs, self.dtype, bias=bias, shard=1)
+        return self._quantized(Linear(inputs, outputs, self.dtype, bias=bias, shard=1))
+
+    def _quantized(self, layer: L, head: bool = False) -> L:
+        """``layer``, which is quantized when it is loaded, if anything is."""
+        if self.quant is not None:
+            layer.pack = partial(self.quant.linear, head=head)
+        return layer

@@ -7,7 +7,7 @@ merged layer stands for several checkpoint layers of one parent: ``self_attn.qkv
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minisgl.base.facts import MoEFacts
-from minisgl.nn.packed import Apply, pack
+from minisgl.nn.packed import pack
 from minisgl.runtime.batch import ForwardBatch
+from minisgl.runtime.quant import Apply
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,8 @@ class Linear(Layer):
     """``x @ weight.T + bias``. ``parts``: (name, output features) of the checkpoint layers merged in it; () for a layer
     that is one in the checkpoint too. ``shard``: 0 splits the outputs over ranks, 1 the inputs, None nothing.
 
-    When loaded, the weight may be packed for the device; the layer then has no ``weight`` any more.
+    When loaded, the weight may be packed for the device or quantized (``pack``, set by the builder); the layer then has no
+    ``weight`` any more.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Linear(Layer):
         self.inputs, self.outputs, self.parts, self.shard = inputs, outputs, tuple(parts), shard
         self.weight: Tensor
         self.bias: Tensor | None
+        self.pack: Callable[[Tensor], Apply | None] = pack
         self._apply_packed: Apply | None = None
         self._parameter("weight", (outputs, inputs), dtype)
         if bias:
@@ -95,7 +98,7 @@ class Linear(Layer):
         return found
 
     def finish(self) -> None:
-        self._apply_packed = pack(self.weight)
+        self._apply_packed = self.pack(self.weight.detach())
         if self._apply_packed is not None:
             del self.weight
 
@@ -154,7 +157,7 @@ class Head(Linear):
         if embed is None:
             super().finish()
             return
-        self._apply_packed = pack(embed.weight)  # packed it is a second copy: the embedding looks up rows
+        self._apply_packed = self.pack(embed.weight.detach())  # packed it is a second copy: the embedding looks up rows
         if self._apply_packed is None:
             self.weight = embed.weight
 

@@ -8,12 +8,11 @@ one token, 0.40 for 16 and 0.45 for 256. The op is the one that torch.compile us
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-Apply = Callable[[Tensor, Tensor | None], Tensor]  # (x [n, inputs], bias [outputs] or None) -> [n, outputs]
+from minisgl.runtime.quant import Apply
 
 _ROWS = 16  # the row count the packing is told; it serves every other as well
 

@@ -56,7 +56,7 @@ KINDS: dict[str, Kind] = {
         ),
         Kind("observer", "minisgl.observe:Observer", "observers", many=True, default=("log",)),
         Kind("command", "minisgl.plugin.command:Command", "command-line verbs", roles=("cli",), by_config=False),
-        Kind("quant", None, "quantization methods", torch=True, by_config=False),
+        Kind("quant", "minisgl.runtime.quant:QuantMethod", "quantization methods", torch=True),
         Kind("logits", None, "logits processors", many=True, torch=True, by_config=False),
         Kind("parser", None, "output parsers", roles=("api",), by_config=False),
         Kind("router", None, "routers over several engines", by_config=False),

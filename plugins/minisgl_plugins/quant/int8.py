@@ -1,0 +1,118 @@
+"""int8 weights, one scale for each output; activations become int8 in each step, one scale for each token.
+
+Torch's fast kernel (``quantized::linear_dynamic``, FBGEMM) has one scale for all tokens of a step, so that what a request
+gets would depend on its neighbours. Here each token is first divided by its largest value, and columns before and after it,
+whose weights are zero, hold the ends of the range: the kernel always finds the same scale, and a token's result is the same
+to the bit whatever it is batched with, for the sums are sums of integers.
+"""
+
+from __future__ import annotations
+
+import platform
+import warnings
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minisgl.api.device import Apply, QuantContext, QuantMethod
+
+# Columns before and after the values of a token. The kernel's search for the range begins with the first value of all and ends
+# with a vector of 8: with the ends of the range in both, not even another token's NaN makes it find a different one.
+_EDGE = 8
+_TINY = 1e-30  # in place of the largest value of a token that is all zeros
+_CHUNK = 1 << 24  # weights quantized at a time, which bounds the memory that takes
+
+
+def unsupported(device: str, dtype: str) -> str | None:
+    """As ``QuantMethod.supports``, for the kernels of this folder."""
+    if device != "cpu":
+        return "it has kernels for CPUs only; use --device cpu, or --quant auto"
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return f"it has kernels for x86-64 only, and this is {platform.machine()}; use --quant auto"
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        return "this build of torch lacks FBGEMM; install torch from PyPI, or use --quant auto"
+    if dtype != "float32":
+        return "it works with float32 activations; use --dtype float32, which is what auto means on a CPU"
+    return None
+
+
+class Int8Quant(QuantMethod):
+    @classmethod
+    def supports(cls, device: str, dtype: str) -> str | None:
+        return unsupported(device, dtype)
+
+    def __init__(self, ctx: QuantContext) -> None:
+        super().__init__(ctx)
+        self._inputs: dict[int, Tensor] = {}  # by padded width: what activations are written to, as long as was needed
+        self.levels = 127 if self._exact(127) else 63
+
+    def linear(self, weight: Tensor, head: bool) -> Apply:
+        return self.product(weight, self.levels)
+
+    def product(self, weight: Tensor, levels: int) -> Apply:
+        """``levels``: of an activation's absolute value, 127, or 63 where sums of more could overflow 16 bits."""
+        inputs = weight.shape[1]
+        packed, linear = _pack(*quantize(weight)), torch.ops.quantized.linear_dynamic
+        width, reduced = _width(inputs), levels < 127
+
+        def apply(x: Tensor, bias: Tensor | None) -> Tensor:
+            largest = x.abs().amax(-1, True).clamp_min_(_TINY)  # [n, 1]
+            ranged = self._room(len(x), width, levels)
+            torch.div(x, largest, out=ranged[:, _EDGE : _EDGE + inputs])
+            out: Tensor = linear(ranged, packed, reduced)
+            return out.mul_(largest) if bias is None else torch.addcmul(bias, out, largest)
+
+        return apply
+
+    def _room(self, rows: int, width: int, levels: int) -> Tensor:
+        """[rows, width] to write activations to, between the ends of the range. Layers of one width share it.
+
+        With these ends the kernel computes the scale 1 / levels, and a zero point in the middle.
+        """
+        buffer = self._inputs.get(width)
+        if buffer is None or len(buffer) < rows:
+            with torch.inference_mode(False):  # whoever calls first, others may write to it
+                buffer = torch.zeros(rows, width)
+                for edge in (buffer[:, :_EDGE], buffer[:, -_EDGE:]):
+                    edge[:, ::2], edge[:, 1::2] = 1.0, -(levels + 1) / levels
+            self._inputs[width] = buffer
+        return buffer[:rows]
+
+    def _exact(self, levels: int) -> bool:
+        """Whether the largest products are summed right. CPUs without VNNI add pairs of them in 16 bits."""
+        apply = self.product(torch.full((16, 64), 127.0), levels)
+        out = apply(torch.ones(1, 64), None)
+        self._inputs.clear()
+        return bool((out - 127.0 * 64).abs().max() < 1.0)
+
+
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Args: weight: [outputs, inputs]. Returns: int8 [outputs, inputs] and float32 scales [outputs]."""
+    low = torch.empty(weight.shape, dtype=torch.int8)
+    scales = torch.empty(weight.shape[0])
+    rows = max(1, _CHUNK // weight.shape[1])
+    for at in range(0, weight.shape[0], rows):
+        part = weight[at : at + rows]
+        scale = part.abs().amax(1).clamp_min_(_TINY).div_(127)
+        scales[at : at + rows] = scale
+        low[at : at + rows] = (part / scale[:, None]).round_()
+    return low, scales
+
+
+def _width(inputs: int) -> int:
+    """Columns of a row with its edges; whole vectors."""
+    return _EDGE + inputs + -inputs % _EDGE + _EDGE
+
+
+def _pack(low: Tensor, scales: Tensor) -> Any:
+    """In the kernel's layout, with zeros for the other columns."""
+    inputs = low.shape[1]
+    padded = F.pad(low, (_EDGE, _width(inputs) - inputs - _EDGE))
+    with warnings.catch_warnings():  # quantized tensors are deprecated since torch 2.13, see docs/decisions/006
+        warnings.simplefilter("ignore")
+        tensor = torch._make_per_channel_quantized_tensor(
+            padded, scales.double(), torch.zeros(len(scales), dtype=torch.int64), 0
+        )
+        return torch.ops.quantized.linear_prepack(tensor, None)
