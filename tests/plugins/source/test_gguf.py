@@ -19,7 +19,8 @@ from minisgl.base.types import LocalModel
 from minisgl.config.schema import default_cache_dir
 from minisgl.text.tokenizer import TokenizerContext
 from minisgl_plugins.source import artifacts, gguf_checkpoint
-from minisgl_plugins.source.gguf_checkpoint import llama3_scaling, read_metadata, write_weights
+from minisgl_plugins.source.gguf_checkpoint import read_metadata, write_weights
+from minisgl_plugins.source.gguf_config import FAMILIES, llama3_scaling
 from minisgl_plugins.source.gguf_tokenizer import build_tokenizer
 from minisgl_plugins.source.package import KNOWN, _installed
 from minisgl_plugins.tokenizer.hf import HFTokenizer
@@ -103,7 +104,13 @@ def test_large_models_are_written_in_shards(
     target = tmp_path / "shards"
     target.mkdir()
     seen: list[tuple[int, int]] = []
-    write_weights(reader, {"num_attention_heads": 4, "num_key_value_heads": 2}, target, lambda *p: seen.append(p))
+    write_weights(
+        reader,
+        FAMILIES["llama"],
+        {"num_attention_heads": 4, "num_key_value_heads": 2},
+        target,
+        lambda *p: seen.append(p),
+    )
     index = json.loads((target / "model.safetensors.index.json").read_text())
     files = sorted(set(index["weight_map"].values()))
     assert len(files) > 2
@@ -118,12 +125,28 @@ def test_large_models_are_written_in_shards(
 @pytest.mark.parametrize(
     ("change", "extra", "words"),
     [
-        ({"general.architecture": "qwen2"}, (), "architecture 'qwen2' is not supported; supported: 'llama'"),
+        (
+            {"general.architecture": "gemma3"},
+            (),
+            "architecture 'gemma3' is not supported; supported: 'llama', 'qwen2', 'qwen3'",
+        ),
         ({"tokenizer.ggml.model": "llama"}, (), "tokenizer.ggml.model = 'llama'"),
         ({"tokenizer.ggml.pre": "tekken"}, (), r"tokenizer.ggml.pre = 'tekken' is not known; known: 'default'"),
         ({"llama.expert_count": 8}, (), "with experts"),
         ({"llama.block_count": None}, (), "lacks the key llama.block_count"),
-        ({"llama.rope.scaling.type": "yarn"}, (), "'yarn' is not supported"),
+        ({"llama.rope.scaling.type": "longrope"}, (), "'longrope' is not supported"),
+        ({"llama.rope.scaling.type": "linear"}, (), "has no factor"),
+        (
+            {
+                "llama.rope.scaling.type": "yarn",
+                "llama.rope.scaling.factor": 2.0,
+                "llama.rope.scaling.attn_factor": 1.5,
+            },
+            (),
+            "has 'attn_factor', which is not supported",
+        ),
+        ({"llama.attention.value_length": 4}, (), "value_length = 4 is not key_length = 8"),
+        ({"split.count": 3}, (), "one of 3 parts"),
         ({"llama.rope.dimension_count": 4}, (), "partly rotated"),
         ({}, ("blk.0.attn_q.bias",), "'blk.0.attn_q.bias' has no place"),
         ({}, ("rope_freqs.weight",), "not the scaled rope of Llama 3"),
