@@ -2,6 +2,7 @@
 
 from minisgl.runtime.attention import AttentionBackend, AttnContext, AttnFacts, KVSpec
 from minisgl.runtime.batch import BatchView, ForwardBatch, OpTable
+from minisgl.runtime.comm import Comm, NoComm, TorchComm
 from minisgl.runtime.kernels import Ops, OpsContext
 from minisgl.runtime.model import Model, ModelContext, TpInfo
 from minisgl.runtime.quant import Apply, QuantContext, QuantMethod
@@ -9,6 +10,6 @@ from minisgl.runtime.sampling import Sampler, SamplerContext, SampleRows
 from minisgl.runtime.worker import Worker
 
 __all__ = [
-    "Apply", "AttentionBackend", "AttnContext", "AttnFacts", "BatchView", "ForwardBatch", "KVSpec", "Model", "ModelContext", "OpTable",
-    "Ops", "OpsContext", "QuantContext", "QuantMethod", "SampleRows", "Sampler", "SamplerContext", "TpInfo", "Worker",
+    "Apply", "AttentionBackend", "AttnContext", "AttnFacts", "BatchView", "Comm", "ForwardBatch", "KVSpec", "Model", "ModelContext", "NoComm", "OpTable",
+    "Ops", "OpsContext", "QuantContext", "QuantMethod", "SampleRows", "Sampler", "SamplerContext", "TorchComm", "TpInfo", "Worker",
 ]  # fmt: skip

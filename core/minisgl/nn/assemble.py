@@ -13,6 +13,7 @@ import torch
 
 from minisgl.base.errors import ConfigError, PluginError
 from minisgl.base.facts import ModelFacts
+from minisgl.base.parallel import check_tp, local_heads
 from minisgl.base.progress import no_progress
 from minisgl.base.types import ExecInfo, LocalModel
 from minisgl.base.vocabulary import tokenizer_ids
@@ -22,6 +23,7 @@ from minisgl.nn.loader import load_weights
 from minisgl.nn.quant import make_quant
 from minisgl.plugin.registry import Registry
 from minisgl.runtime.attention import AttentionBackend, AttnContext, AttnFacts, KVSpec
+from minisgl.runtime.comm import Comm, NoComm
 from minisgl.runtime.kernels import OpsContext, op_table
 from minisgl.runtime.kv import KVRoom, allocate, plan_room
 from minisgl.runtime.model import Model, ModelContext, TpInfo
@@ -38,18 +40,23 @@ def build_worker(
     local: LocalModel,
     facts: ModelFacts,
     progress: Callable[[str, int, int], None] = no_progress,
+    comm: Comm | None = None,
 ) -> Worker:
     """Build the worker of one device. Sets the number of CPU threads of the calling thread, which then must run it.
 
+    ``comm``: the ranks that share the model; all build their workers at the same time. None: this device has it alone.
     Everything selected is imported and checked before weights are read.
     Raises: ConfigError, PluginError, ModelError, CapacityError.
     """
+    comm = comm or NoComm()
+    check_tp(facts, comm.size)
     device = resolve_device(config.model.device)
     dtype = resolve_dtype(config.model.dtype, facts.dtype, device)
     torch.set_num_threads(config.engine.threads or len(os.sched_getaffinity(0)))
     max_slots, batch_tokens = step_limits(config.limits, device.type)
     model_len = min(facts.max_len, config.limits.max_len or facts.max_len)
-    attn_facts = _attention_facts(facts, model_len, dtype, config.kv.page_size, device)
+    heads = local_heads(facts, comm.size)
+    attn_facts = _attention_facts(facts, heads, model_len, dtype, config.kv.page_size, device)
     attn_name, attn = pick_attention(config, registry, attn_facts)
     create = partial(_create, config, registry)
     ops_names = config.use("ops")
@@ -58,12 +65,15 @@ def build_worker(
     quant_name, quant = make_quant(config, registry, local.config, device, dtype)
     cls: type[Model] = registry.load("model", facts.arch)
 
-    spec = KVSpec(facts.kv_heads, facts.head_dim, dtype, config.kv.page_size)
-    builder = Builder(facts, TpInfo(), dtype, device, model_len, quant)
-    model = cls(ModelContext(facts, TpInfo(), dtype, device, builder))
-    load_weights(model, local.weights, device, progress=progress)
+    spec = KVSpec(heads[1], facts.head_dim, dtype, config.kv.page_size)
+    tp = TpInfo(comm.rank, comm.size)
+    builder = Builder(facts, comm, dtype, device, model_len, quant)
+    model = cls(ModelContext(facts, tp, dtype, device, builder))
+    load_weights(model, local.weights, device, tp, progress=progress)
     model.eval()
     room = plan_room(config.kv, spec, facts.layers, device, max_slots, model_len)
+    if comm.size > 1:
+        room = _common_room(room, spec.page_bytes * facts.layers, config.kv.page_size, comm, device)
     kv = allocate(attn, spec, facts.layers, room.num_pages, device)
     rows = Rows(max_slots, room.max_len, room.num_pages, config.kv.page_size, device)
     backend: AttentionBackend = create(
@@ -79,7 +89,7 @@ def build_worker(
     picks = {"attention": attn_name, "ops": ",".join(ops_names), "sampler": sampler_name, "model": facts.arch}
     picks |= {"quant": quant_name} if quant is not None else {}
     info = _info(config, facts, room, max_slots, batch_tokens, device, dtype, picks)
-    return Worker(info, model, backend, ops, sampler, rows, kv, device, dtype)
+    return Worker(info, model, backend, ops, sampler, rows, kv, device, dtype, comm)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -148,16 +158,28 @@ def pick_attention(config: Settings, registry: Registry, facts: AttnFacts) -> tu
     )
 
 
+def _common_room(room: KVRoom, page_bytes: int, page_size: int, comm: Comm, device: torch.device) -> KVRoom:
+    """The room of the rank with the least: pages are numbered alike on all ranks."""
+    counts = comm.all_gather(torch.tensor([room.num_pages], device=device), 0)
+    pages = int(counts.min())
+    return KVRoom(pages, min(room.max_len, pages * page_size), (pages + 1) * page_bytes)
+
+
 def _attention_facts(
-    facts: ModelFacts, model_len: int, dtype: torch.dtype, page_size: int, device: torch.device
+    facts: ModelFacts,
+    heads: tuple[int, int],
+    model_len: int,
+    dtype: torch.dtype,
+    page_size: int,
+    device: torch.device,
 ) -> AttnFacts:
-    """A window that no row of ``model_len`` tokens outgrows is none."""
+    """``heads``: query heads and KV heads of this rank. A window that no row of ``model_len`` tokens outgrows is none."""
     sm = 0
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         sm = major * 10 + minor
     name = str(dtype).removeprefix("torch.")
-    plain = AttnFacts(facts.heads, facts.kv_heads, facts.head_dim, name, page_size, device.type, sm)
+    plain = AttnFacts(*heads, facts.head_dim, name, page_size, device.type, sm)
     if facts.window is None or facts.window.size >= model_len:
         return plain
     return replace(plain, window=facts.window.size, window_layers=facts.window.layers)

@@ -10,28 +10,34 @@ from torch import Tensor
 
 from minisgl.base.errors import ConfigError
 from minisgl.base.facts import ModelFacts, MoEFacts
+from minisgl.base.parallel import check_tp
 from minisgl.nn.layers import Attention, Embedding, Experts, Head, Linear, Norm, QKVLinear, SiluMul
+from minisgl.nn.parallel import RowLinear, SplitExperts, SplitQKVLinear, VocabEmbedding, VocabHead
 from minisgl.nn.rope import cos_sin_table
-from minisgl.runtime.model import TpInfo
+from minisgl.runtime.comm import Comm
 from minisgl.runtime.quant import QuantMethod
 
 L = TypeVar("L", bound=Linear)
 
 
 class Builder:
-    """``max_len``: positions the engine serves, for the rotary table. ``quant``: what linear layers are quantized with."""
+    """``comm``: the ranks that share the model. ``max_len``: positions the engine serves, for the rotary table. ``quant``: what
+    linear layers are quantized with.
+
+    Sizes given to the methods are those of the whole model. Raises: ConfigError if the ranks cannot share it (M14).
+    """
 
     def __init__(
         self,
         facts: ModelFacts,
-        tp: TpInfo,
+        comm: Comm,
         dtype: torch.dtype,
         device: torch.device,
         max_len: int,
         quant: QuantMethod | None = None,
     ) -> None:
-        if tp.size != 1:
-            raise ConfigError(f"parallel.tp={tp.size} is not supported in this version; only 1 is")
+        check_tp(facts, comm.size)
+        self.comm, self._alone = comm, comm.size == 1
         self.facts, self.dtype, self.device, self.max_len, self.quant = facts, dtype, device, max_len, quant
 
     @cached_property
@@ -40,12 +46,17 @@ class Builder:
         return cos_sin_table(self.facts.rope, self.facts.head_dim, self.max_len, self.device)
 
     def embed(self) -> Embedding:
-        return Embedding(self.facts.vocab, self.facts.hidden, self.dtype)
+        f = self.facts
+        if self._alone:
+            return Embedding(f.vocab, f.hidden, self.dtype)
+        return VocabEmbedding(f.vocab, f.hidden, self.dtype, self.comm)
 
     def head(self, embed: Embedding) -> Head:
         """The language model head; shares the weight of ``embed`` if the model is tied."""
-        head = Head(self.facts.hidden, self.facts.vocab, self.dtype, embed if self.facts.tied else None)
-        return self._quantized(head, head=True)
+        f, tied = self.facts, embed if self.facts.tied else None
+        if self._alone:
+            return self._quantized(Head(f.hidden, f.vocab, self.dtype, tied), head=True)
+        return self._quantized(VocabHead(f.hidden, f.vocab, self.dtype, tied, self.comm), head=True)
 
     def norm(self, size: int | None = None) -> Norm:
         return Norm(size or self.facts.hidden, self.facts.norm_eps, self.dtype)
@@ -53,7 +64,9 @@ class Builder:
     def qkv(self, bias: bool = False) -> QKVLinear:
         """q_proj, k_proj and v_proj."""
         f = self.facts
-        return self._quantized(QKVLinear(f.hidden, f.heads, f.kv_heads, f.head_dim, self.dtype, bias=bias))
+        if self._alone:
+            return self._quantized(QKVLinear(f.hidden, f.heads, f.kv_heads, f.head_dim, self.dtype, bias=bias))
+        return self._quantized(SplitQKVLinear(f, self.dtype, self.comm, bias=bias))
 
     def attention(self, layer: int, rope: bool = True) -> Attention:
         return Attention(layer, self.cos_sin if rope else None)
@@ -76,7 +89,9 @@ class Builder:
     def experts(self) -> Experts:
         """The gated MLPs that ``router`` chooses from."""
         self._check_act()
-        return Experts(self.facts.hidden, self._moe, self.dtype)
+        if self._alone:
+            return Experts(self.facts.hidden, self._moe, self.dtype)
+        return SplitExperts(self.facts.hidden, self._moe, self.dtype, self.comm)
 
     @property
     def _moe(self) -> MoEFacts:
@@ -92,11 +107,22 @@ class Builder:
 
     def col(self, inputs: int, outputs: int, bias: bool = False) -> Linear:
         """A linear layer whose outputs are split over ranks."""
+        self._check_split(outputs, "outputs")
         return self._quantized(Linear(inputs, outputs, self.dtype, bias=bias, shard=0))
 
     def row(self, inputs: int, outputs: int, bias: bool = False) -> Linear:
         """A linear layer whose inputs are split over ranks."""
-        return self._quantized(Linear(inputs, outputs, self.dtype, bias=bias, shard=1))
+        self._check_split(inputs, "inputs")
+        if self._alone:
+            return self._quantized(Linear(inputs, outputs, self.dtype, bias=bias, shard=1))
+        return self._quantized(RowLinear(inputs, outputs, self.dtype, self.comm, bias=bias))
+
+    def _check_split(self, size: int, what: str) -> None:
+        if size % self.comm.size:
+            raise ConfigError(
+                f"parallel.tp = {self.comm.size} does not fit this model: {size} {what} of a layer cannot be split by "
+                f"{self.comm.size}; use a size that divides {size}"
+            )
 
     def _quantized(self, layer: L, head: bool = False) -> L:
         """``layer``, which is quantized when it is loaded, if anything is."""

@@ -25,7 +25,9 @@ class ParamSpec:
     """How one parameter is filled.
 
     ``name``: of the parameter in the model tree. ``parts``: (checkpoint tensor, its whole shape), laid one after the other
-    along dimension 0. ``shard``: the dimension that tensor parallelism splits; None: every rank holds all of it.
+    along dimension 0. ``shard``: the dimension that tensor parallelism splits; None: every rank holds all of it. ``copies``:
+    for each part, how many neighbouring ranks have the same slice; () if each has its own. ``pad``: what cannot be split
+    evenly is, with zeros at the end of the last slices.
     ``stacked``: a checkpoint tensor of one dimension more that some checkpoints have in place of all the parts.
     """
 
@@ -33,12 +35,15 @@ class ParamSpec:
     parts: tuple[tuple[str, tuple[int, ...]], ...]
     shard: int | None = None
     stacked: tuple[str, tuple[int, ...]] | None = None
+    copies: tuple[int, ...] = ()
+    pad: bool = False
 
 
 class Layer(nn.Module):
     """A leaf of the model tree that owns parameters. They are made without memory; the loader puts the tensors in."""
 
     def _parameter(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> None:
+        """Args: shape: of the whole parameter; a rank of several gets its share when it is loaded."""
         empty = torch.empty(tuple(shape), dtype=dtype, device="meta")
         self.register_parameter(name, nn.Parameter(empty, requires_grad=False))
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from minisgl.base.errors import ModelError
+from minisgl.base.parallel import vocab_rows
 from minisgl.nn.layers import ParamSpec, layers
 from minisgl.runtime.model import Model, TpInfo
 
@@ -140,7 +141,7 @@ def _renamed(spec: ParamSpec, rename: Sequence[tuple[str, str]]) -> ParamSpec:
         return name
 
     stacked = spec.stacked and (back(spec.stacked[0]), spec.stacked[1])
-    return ParamSpec(spec.name, tuple((back(n), shape) for n, shape in spec.parts), spec.shard, stacked)
+    return replace(spec, parts=tuple((back(n), shape) for n, shape in spec.parts), stacked=stacked)
 
 
 def _found(spec: ParamSpec, ckpt: Checkpoint) -> ParamSpec:
@@ -207,11 +208,13 @@ def _fill(ckpt: Checkpoint, spec: ParamSpec, dtype: torch.dtype, device: torch.d
     if spec.stacked is not None:
         parts = _unstacked(ckpt.tensor(spec.stacked[0]), spec, tp)
     else:
-        parts = [_read(ckpt, name, shape, spec.shard, tp) for name, shape in spec.parts]
-    if len(parts) == 1:
-        return parts[0].to(device=device, dtype=dtype)
+        parts = [_read(ckpt, name, at, spec, tp) for (name, _), at in zip(spec.parts, _shares(spec, tp))]
     rows = sum(p.shape[0] for p in parts)
-    out = torch.empty((rows, *parts[0].shape[1:]), dtype=dtype, device=device)
+    room = vocab_rows(spec.parts[0][1][0], tp.size) if spec.pad else rows
+    if len(parts) == 1 and rows == room:
+        return parts[0].to(device=device, dtype=dtype)
+    out = torch.empty((room, *parts[0].shape[1:]), dtype=dtype, device=device)
+    out[rows:].zero_()
     at = 0
     for p in parts:
         out[at : at + p.shape[0]].copy_(p)
@@ -224,22 +227,34 @@ def _unstacked(stacked: Tensor, spec: ParamSpec, tp: TpInfo) -> list[Tensor]:
     flat = stacked.flatten(0, 1)
     if spec.shard is None or tp.size == 1:
         return [flat]
-    pieces = zip(torch.split(flat, [shape[0] for _, shape in spec.parts]), spec.parts)
-    return [p[_slice(name, shape, spec.shard, tp)] for p, (name, shape) in pieces]
+    pieces = torch.split(flat, [shape[0] for _, shape in spec.parts])
+    return [p[at] for p, at in zip(pieces, _shares(spec, tp))]
 
 
-def _read(ckpt: Checkpoint, name: str, shape: tuple[int, ...], shard: int | None, tp: TpInfo) -> Tensor:
-    if shard is None or tp.size == 1:
+def _read(ckpt: Checkpoint, name: str, at: tuple[slice, ...], spec: ParamSpec, tp: TpInfo) -> Tensor:
+    if spec.shard is None or tp.size == 1:
         return ckpt.tensor(name)
-    piece: Tensor = ckpt.slice(name)[_slice(name, shape, shard, tp)]
+    piece: Tensor = ckpt.slice(name)[at]
     return piece
 
 
-def _slice(name: str, shape: tuple[int, ...], shard: int, tp: TpInfo) -> tuple[slice, ...]:
-    """The index of this rank's share of a tensor split along dimension ``shard``."""
-    if shape[shard] % tp.size:
+def _shares(spec: ParamSpec, tp: TpInfo) -> list[tuple[slice, ...]]:
+    """For each part the index of this rank's share."""
+    if spec.shard is None:
+        return [()] * len(spec.parts)
+    copies = spec.copies or (1,) * len(spec.parts)
+    return [
+        _slice(name, shape, spec.shard, TpInfo(tp.rank // n, tp.size // n), spec.pad)
+        for (name, shape), n in zip(spec.parts, copies)
+    ]
+
+
+def _slice(name: str, shape: tuple[int, ...], shard: int, tp: TpInfo, pad: bool) -> tuple[slice, ...]:
+    """The index of this rank's share of a tensor split along dimension ``shard``; with ``pad`` the last ones may be short."""
+    whole = shape[shard]
+    if whole % tp.size and not pad:
         raise ModelError(
             f"weights: {name!r} of shape {list(shape)} cannot be split in {tp.size} along dimension {shard}"
         )
-    size = shape[shard] // tp.size
-    return (*[slice(None)] * shard, slice(tp.rank * size, (tp.rank + 1) * size))
+    size = -(-whole // tp.size)
+    return (*[slice(None)] * shard, slice(min(tp.rank * size, whole), min((tp.rank + 1) * size, whole)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from minisgl.base.types import I32, NO_PAGES, ExecInfo, StepPlan, StepResult
 from minisgl.runtime.attention import AttentionBackend
 from minisgl.runtime.batch import BatchView, ForwardBatch, OpTable
+from minisgl.runtime.comm import Comm, NoComm
 from minisgl.runtime.model import Model
 from minisgl.runtime.rows import Rows
 from minisgl.runtime.sampling import Sampler, SampleRows
@@ -18,7 +19,10 @@ from minisgl.runtime.sampling import Sampler, SampleRows
 
 @dataclass(slots=True)
 class Worker:
-    """A model with its kernels, its KV pool and its rows. ``run`` is called from one thread."""
+    """A model with its kernels, its KV pool and its rows. ``run`` is called from one thread.
+
+    ``comm``: the ranks that share the model. All run the same plans; rank 0 samples, and the others take its tokens.
+    """
 
     info: ExecInfo
     model: Model
@@ -29,6 +33,7 @@ class Worker:
     kv: list[Tensor]
     device: torch.device
     dtype: torch.dtype
+    comm: Comm = field(default_factory=NoComm)
     step: int = 0
 
     @torch.inference_mode()
@@ -50,7 +55,12 @@ class Worker:
             hidden = hidden.index_select(0, b.sample_at)
         logits = self.model.logits(hidden, b)
         slot = view.h_slot[_sampled_rows(plan)]
-        picked = self.sampler.sample(logits, SampleRows(slot, self.rows.n_out[slot]))
+        if self.comm.rank == 0:
+            picked = self.sampler.sample(logits, SampleRows(slot, self.rows.n_out[slot]))
+        else:
+            picked = torch.empty(len(slot), dtype=torch.int64, device=self.device)
+        if self.comm.size > 1:
+            picked = self.comm.broadcast(picked)
         out: I32 = picked.cpu().numpy().astype(np.int32)
         return StepResult(plan.step, out, self.rows.emit(slot, out))
 

@@ -11,6 +11,7 @@ from minisgl.base.types import LocalModel
 
 if TYPE_CHECKING:
     from minisgl.plugin.registry import Registry
+    from minisgl.runtime.comm import Comm
     from minisgl.runtime.worker import Worker
 
 
@@ -84,10 +85,13 @@ def local_model(path: Path, config: Mapping[str, Any] | None = None) -> LocalMod
 
 
 def make_worker(
-    local: LocalModel, settings: Mapping[str, Any] | None = None, registry: Registry | None = None
+    local: LocalModel,
+    settings: Mapping[str, Any] | None = None,
+    registry: Registry | None = None,
+    comm: Comm | None = None,
 ) -> Worker:
     """A CPU worker with one thread for the checkpoint. ``settings``: sections of Settings, such as ``{"kv": {...}}``.
-    ``registry``: with the plugins it may use; without one, those that are bundled."""
+    ``registry``: with the plugins it may use; without one, those that are bundled. ``comm``: the ranks that share the model."""
     from minisgl.config.schema import Settings
     from minisgl.engine.build import model_facts
     from minisgl.nn import build_worker
@@ -95,4 +99,4 @@ def make_worker(
 
     config = Settings.model_validate({"model": {"device": "cpu"}, "engine": {"threads": 1}} | dict(settings or {}))
     registry = registry or Registry.scan(bundled_only=True)
-    return build_worker(config, registry, local, model_facts(registry, local))
+    return build_worker(config, registry, local, model_facts(registry, local), comm=comm)
