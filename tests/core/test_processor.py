@@ -187,10 +187,15 @@ def test_choices_have_seeds_of_their_own_that_repeat() -> None:
     assert all(s is not None and -(1 << 63) <= s < 1 << 63 for s in seeds)
 
 
-def test_namespace_and_priority_are_passed_on() -> None:
-    admit = admitted(request(cache_salt="tenant", priority=2))
-    assert (admit.namespace, admit.priority) == (b"tenant", 2)
-    assert admitted(request()).namespace == b""
+def test_namespace_priority_and_key_are_passed_on() -> None:
+    admit = admitted(request(cache_salt="tenant", priority=2, key="kim"))
+    assert (admit.namespace, admit.priority, admit.key) == (b"tenant", 2, "kim")
+    assert (admitted(request()).namespace, admitted(request()).key) == (b"", "")
+
+
+@pytest.mark.parametrize("key", ["x" * 129, 7, None])
+def test_impossible_keys_are_refused(key: Any) -> None:
+    assert refused(request(key=key)).param == "key"
 
 
 def test_max_tokens_unset_fills_the_context() -> None:

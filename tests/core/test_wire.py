@@ -83,18 +83,19 @@ def test_message_arrives_as_it_was_sent(message: m.Message) -> None:
 
 def test_admit_and_tokens_arrive_with_their_arrays() -> None:
     spec = SamplingSpec(0.5, 3, 0.9, 0.1, None, 7, (1, 2))
-    admit = Admit(5, np.array([1, 2, 3], np.int32), spec, 1, -2, b"\x00\xff", 99)
+    admit = Admit(5, np.array([1, 2, 3], np.int32), spec, 1, -2, b"\x00\xff", 99, "kim")
     got = decode(encode(admit))
     assert isinstance(got, Admit)
     assert got.ids.dtype == np.int32
     assert got.ids.tolist() == [1, 2, 3]
-    assert (got.uid, got.sampling, got.owner, got.priority, got.namespace, got.arrived_ns) == (
+    assert (got.uid, got.sampling, got.owner, got.priority, got.namespace, got.arrived_ns, got.key) == (
         5,
         spec,
         1,
         -2,
         b"\x00\xff",
         99,
+        "kim",
     )
     tokens = decode(encode(Tokens(1 << 40, np.array([1 << 60], np.int64), np.array([-1], np.int32))))
     assert isinstance(tokens, Tokens)

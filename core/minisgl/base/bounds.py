@@ -22,4 +22,5 @@ NEUTRAL: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "m
 MAX_N = 128  # outputs of one prompt
 MAX_STOPS = 16  # stop strings
 MAX_SALT = 128  # characters of cache_salt
+MAX_KEY = 128  # characters of a request's key
 SALT_FORBIDDEN = frozenset("\0@/\\")

@@ -63,7 +63,8 @@ class SamplingSpec:
 @dataclass(frozen=True, slots=True)
 class Admit:
     """A request as it enters the engine. ``ids``: [num_tokens] int32 prompt. ``owner``: index of the text worker that gets
-    the output. Requests in different namespaces share no cached page. Higher ``priority`` goes first."""
+    the output. Requests in different namespaces share no cached page. Higher ``priority`` goes first. ``key``: whose request
+    it is, for policies that share between users; empty: nobody's in particular."""
 
     uid: int
     ids: I32
@@ -72,6 +73,7 @@ class Admit:
     priority: int = 0
     namespace: bytes = b""
     arrived_ns: int = 0
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +224,7 @@ class GenerateRequest:
 
     ``param``: the request's field that holds the prompt, for error messages (``messages`` or ``prompt``).
     ``add_special_tokens`` None: True for text, False after a chat template. ``clamp_max_tokens``: max_tokens was a default,
-    so it is cut to the context instead of refused.
+    so it is cut to the context instead of refused. ``key``: the user or the API key that it is counted for.
     """
 
     text: str | None = None
@@ -235,6 +237,7 @@ class GenerateRequest:
     clamp_max_tokens: bool = False
     priority: int = 0
     cache_salt: str = ""
+    key: str = ""
     param: Literal["messages", "prompt"] = "prompt"
 
 

@@ -17,7 +17,7 @@ UNBOUNDED = 1 << 30
 
 class ReqView(Protocol):
     """What a policy may know of a request. ``arrived``: arrival number, growing. ``ids``: known tokens (prompt; after a
-    preemption also its output). ``left``: output tokens still to come. ``kv_len``: tokens whose KV is planned."""
+    preemption also its output). ``left``: output tokens still to come. ``kv_len``: tokens whose KV is planned. ``key``: whose request it is."""
 
     @property
     def uid(self) -> int: ...
@@ -25,6 +25,8 @@ class ReqView(Protocol):
     def priority(self) -> int: ...
     @property
     def namespace(self) -> bytes: ...
+    @property
+    def key(self) -> str: ...
     @property
     def arrived(self) -> int: ...
     @property

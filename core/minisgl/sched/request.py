@@ -22,6 +22,7 @@ class Req:
     owner: int
     priority: int
     namespace: bytes
+    key: str
     arrived: int
     max_new: int
     rows: Rows
@@ -46,6 +47,7 @@ class Req:
             owner=a.owner,
             priority=a.priority,
             namespace=a.namespace,
+            key=a.key,
             arrived=arrived,
             max_new=max_new,
             rows=rows,

@@ -173,6 +173,7 @@ class TextProcessor:
             priority=request.priority,
             namespace=request.cache_salt.encode(),
             arrived_ns=time.monotonic_ns(),
+            key=request.key,
         )
 
     def cancel(self, uids: Iterable[int]) -> list[int]:

@@ -6,7 +6,16 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from minisgl.base.bounds import INT64_MAX, INT64_MIN, MAX_N, MAX_SALT, MAX_STOPS, SALT_FORBIDDEN, SAMPLING_RANGES
+from minisgl.base.bounds import (
+    INT64_MAX,
+    INT64_MIN,
+    MAX_KEY,
+    MAX_N,
+    MAX_SALT,
+    MAX_STOPS,
+    SALT_FORBIDDEN,
+    SAMPLING_RANGES,
+)
 from minisgl.base.errors import RequestError
 from minisgl.base.types import GenerateRequest, SamplingParams
 
@@ -100,6 +109,7 @@ def check_request(request: GenerateRequest, vocab: int | None = None) -> None:
     integer(request.n, "n", 1, MAX_N)
     integer(request.priority, "priority", INT64_MIN, INT64_MAX)
     _check_salt(request.cache_salt)
+    _check_key(request.key)
     if reserved := sorted(RESERVED.intersection(request.template)):
         raise RequestError(
             f"chat_template_kwargs.{reserved[0]} cannot be set: the messages are the request's own",
@@ -114,6 +124,17 @@ def check_request(request: GenerateRequest, vocab: int | None = None) -> None:
         )
     if request.messages is not None and not request.messages:
         raise RequestError("messages is empty; at least one is needed", code="empty_array", param=request.param)
+
+
+def _check_key(key: Any) -> None:
+    if not isinstance(key, str):
+        raise RequestError(_type_text(key, "key", "a string"), code="invalid_type", param="key")
+    if len(key) > MAX_KEY:
+        raise RequestError(
+            f"key has {len(key)} characters; at most {MAX_KEY} are allowed",
+            code="string_above_max_length",
+            param="key",
+        )
 
 
 def _check_salt(salt: Any) -> None:

@@ -70,7 +70,7 @@ class OpenAIFrontend(HttpFrontend):
     async def _answer(self, x: Exchange, read: Read) -> None:
         body = await x.json()
         info = self._info()
-        call = read(body, info, self.settings)
+        call = read(body, info, self.settings).counted_for(x.header(b"authorization"))
         if call.common.request_id is not None:
             x.request_id = call.common.request_id
         answer = Answer(call.chat, x.request_id, call.model, self.fingerprint)

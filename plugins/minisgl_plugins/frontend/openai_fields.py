@@ -29,7 +29,6 @@ RANGES = bounds.SAMPLING_RANGES
 
 # Type-checked, then ignored: bookkeeping of the hosted service, and hints that change no token.
 IGNORED = {
-    "user": str,
     "safety_identifier": str,
     "prompt_cache_key": str,
     "prompt_cache_retention": str,
@@ -64,7 +63,8 @@ class OpenAISettings(PluginSettings):
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """``max_tokens`` None: not given. ``request_id`` None: the body has none."""
+    """``max_tokens`` None: not given. ``user``: whom the client asks for, "" if it does not say. ``request_id`` None: the body
+    has none."""
 
     sampling: SamplingParams
     max_tokens: int | None
@@ -74,6 +74,7 @@ class Common:
     continuous_usage: bool
     priority: int
     cache_salt: str
+    user: str
     request_id: str | None
 
 
@@ -106,6 +107,7 @@ def read_common(f: Fields, info: EngineInfo, settings: OpenAISettings, min_max_t
         continuous_usage=continuous_usage,
         priority=f.integer("priority") or 0,
         cache_salt=_cache_salt(f),
+        user=f.string("user") or "",
         request_id=_request_id(f),
     )
 

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 
-from minisgl.api import EngineInfo, Fields, GenerateRequest, RequestError, as_array, as_string, invalid_type, one_of
+from minisgl.api import (
+    EngineInfo,
+    Fields,
+    GenerateRequest,
+    RequestError,
+    as_array,
+    as_string,
+    bounds,
+    invalid_type,
+    one_of,
+)
 
 from .openai_fields import (
     Common,
@@ -39,6 +50,19 @@ class Call:
     @property
     def n(self) -> int:
         return self.common.n
+
+    def counted_for(self, authorization: bytes | None) -> Call:
+        """With the key that a fair scheduler shares by: the ``user`` of the body, else a hash of the API key."""
+        key = self.common.user
+        if len(key) > bounds.MAX_KEY:
+            key = _hash(key.encode("utf-8", "surrogatepass"))
+        elif not key and authorization:
+            key = _hash(authorization)
+        return replace(self, prompts=tuple(replace(p, key=key) for p in self.prompts)) if key else self
+
+
+def _hash(value: bytes) -> str:
+    return "sha256:" + sha256(value).hexdigest()[:32]
 
 
 def read_chat(body: dict[str, Any], info: EngineInfo, settings: OpenAISettings) -> Call:

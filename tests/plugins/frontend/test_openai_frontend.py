@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -56,14 +57,20 @@ class Played:
             self.closed.append(name)
 
 
-def ask(client: Played, body: dict[str, Any], path: str = "/v1/completions", **options: Any) -> httpx.Response:
+def ask(
+    client: Played,
+    body: dict[str, Any],
+    path: str = "/v1/completions",
+    headers: dict[str, str] | None = None,
+    **options: Any,
+) -> httpx.Response:
     async def go() -> httpx.Response:
         registry = Registry.scan(bundled_only=True)
         hooks, settings = Hooks(registry, ()), Settings()
         frontend = registry.create("frontend", "openai", options, lambda s: FrontendContext(s, client, settings, hooks))
         app: Any = HttpHost(settings, client, {"openai": frontend}, hooks).app  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://host") as http:
-            return await http.post(path, json=body, timeout=10)
+            return await http.post(path, json=body, headers=headers, timeout=10)
 
     return asyncio.run(go())
 
@@ -202,6 +209,27 @@ def test_what_a_chat_request_becomes():
         "continue_final_message": False,
     }
     assert (r.sampling.max_tokens, r.add_special_tokens, r.param) == (None, False, "messages")
+
+
+@pytest.mark.parametrize(
+    ("user", "header", "key"),
+    [
+        ("kim", "Bearer secret", "kim"),
+        (None, None, ""),
+        (None, "Bearer secret", "sha256:" + hashlib.sha256(b"Bearer secret").hexdigest()[:32]),
+        ("", "Bearer secret", "sha256:" + hashlib.sha256(b"Bearer secret").hexdigest()[:32]),
+        ("x" * 129, None, "sha256:" + hashlib.sha256(b"x" * 129).hexdigest()[:32]),
+    ],
+)
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_request_is_counted_for_its_user_or_else_its_api_key(user: Any, header: Any, key: str, chat: bool):
+    client = Played({"": [Accepted(1, 3), Delta(1, finish="stop", usage=END)]})
+    client.plays["x"] = client.plays[""]
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]} if chat else {"prompt": ["x", "x"]}
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    headers = {"authorization": header} if header else {}
+    assert ask(client, body | {"user": user}, path, headers=headers).status_code == 200
+    assert [r.key for r in client.requests] == [key] * (1 if chat else 2)
 
 
 def test_a_strict_server_refuses_unknown_fields():
