@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
@@ -19,6 +21,17 @@ from minisgl_plugins.cache.radix import RadixCachePolicy
 from minisgl_plugins.loop.overlap import OverlapLoop
 from minisgl_plugins.loop.sync import SyncLoop
 from minisgl_plugins.scheduler.chunked import ChunkedScheduler
+from minisgl_plugins.scheduler.fair import FairScheduler
+from minisgl_plugins.scheduler.lpm import LongestPrefixScheduler
+from minisgl_plugins.scheduler.prefill_first import PrefillFirstScheduler
+
+POLICIES: tuple[tuple[type[SchedulerPolicy], dict[str, Any]], ...] = (
+    (ChunkedScheduler, {}),
+    (ChunkedScheduler, {"order": "longest", "tile_tokens": 8}),
+    (PrefillFirstScheduler, {}),
+    (LongestPrefixScheduler, {"max_wait": 10, "window": 4}),
+    (FairScheduler, {}),
+)
 
 
 @dataclass(frozen=True)
@@ -29,13 +42,15 @@ class Setup:
     radix: bool
     max_chunk: int | None
     reserve: float
+    policy: type[SchedulerPolicy] = ChunkedScheduler
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def driver(self, world: World, policy: type[SchedulerPolicy] | None = None) -> Driver:
-        chunked = build(ChunkedScheduler, reserve=self.reserve, max_chunk=self.max_chunk)
+        mine = build(self.policy, reserve=self.reserve, max_chunk=self.max_chunk, **self.options)
         return Driver(
             world,
             build(RadixCachePolicy if self.radix else NaiveCachePolicy),
-            chunked if policy is None else build(policy),
+            mine if policy is None else build(policy),
             (OverlapLoop if self.overlap else SyncLoop)(LoopContext(None)),
         )
 
@@ -102,7 +117,8 @@ def worlds(draw: st.DrawFn) -> World:
 
 
 setups = st.builds(
-    Setup,
+    lambda policy, **more: Setup(policy=policy[0], options=policy[1], **more),
+    policy=st.sampled_from(POLICIES),
     overlap=st.booleans(),
     radix=st.sampled_from([True, True, True, False]),
     max_chunk=st.sampled_from([None, None, 1, 7, 512]),
@@ -113,7 +129,8 @@ setups = st.builds(
 def busy_setup(seed: int) -> Setup:
     rnd = Random(seed + 1)
     chunk = rnd.choice([None, None, 1, 5])
-    return Setup(rnd.random() < 0.6, rnd.random() < 0.85, chunk, rnd.choice([1.0, 0.3, 0.01, 0.01]))
+    reserve = rnd.choice([1.0, 0.3, 0.01, 0.01])
+    return Setup(rnd.random() < 0.6, rnd.random() < 0.85, chunk, reserve, *rnd.choice(POLICIES))
 
 
 @fuzz(200)

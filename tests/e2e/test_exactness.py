@@ -24,6 +24,7 @@ from minisgl.testing.oracle import Agreement, Expected, load, transformers_greed
 COMPONENTS = (
     {"attention": "torch", "scheduler": "chunked", "loop": "sync"},
     {"attention": "torch", "scheduler": "chunked", "loop": "overlap"},
+    {"attention": "torch", "scheduler": "prefill-first", "loop": "overlap"},
 )
 PAGE_SIZES = (1, 16, 64)
 CHUNKS = (1, 7, 512)
@@ -93,7 +94,7 @@ def pipeline(
         "engine": {"validate": "audit", **({"threads": 1} if path is not None else {})},
         **{kind: {"use": name} for kind, name in names.items()},
     }
-    overrides["scheduler"]["chunked"] = {"max_chunk": chunk}
+    overrides["scheduler"][names["scheduler"]] = {"max_chunk": chunk}
     if path is not None:
         overrides["model"] = {"path": str(path)}
     settings = load_settings(overrides=overrides, environ={}).settings
@@ -144,7 +145,8 @@ def check_everything(
     agreement.enough()
     if chunk > 1:  # with chunks of one token, the shortest prompts end before the longest are read
         assert max(s.n_decode for s in recorder.steps) == ROWS, "no decode step had all rows"
-    assert any(s.n_decode and s.n_spans for s in recorder.steps), "no step mixed prefill and decode"
+    mixed = any(s.n_decode and s.n_spans for s in recorder.steps)
+    assert mixed == (p.info.picks["scheduler"] != "prefill-first"), "steps that mix prefill and decode"
     counts = p.engine.scheduler.counts()
     assert counts["free"] + counts["evictable"] + counts["locked"] == p.info.num_pages
 

@@ -111,8 +111,8 @@ class Driver:
         ids = np.concatenate([ids, (BASES[a.base, 500 - uid * 7 :][: a.tail] + uid) % VOCAB]).astype(np.int32)
         sampling = SamplingSpec(max_new=a.max_new, stop_ids=tuple(range(a.stops)), seed=uid % 3)
         buffer = ids.copy()
-        self.admits[uid] = Admit(uid, ids, sampling, a.owner, a.priority, a.namespace)
-        self.engine.inbox.append(Admit(uid, buffer, sampling, a.owner, a.priority, a.namespace))
+        self.admits[uid] = Admit(uid, ids, sampling, a.owner, a.priority, a.namespace, key=str(uid % 3))
+        self.engine.inbox.append(Admit(uid, buffer, sampling, a.owner, a.priority, a.namespace, key=str(uid % 3)))
         if a.abort is not None:
             self._aborts.append((turn + a.abort, uid))
 
