@@ -52,3 +52,24 @@ def test_a_rank_reads_its_slice_of_each_stacked_expert_m13(tmp_path):
     assert torch.equal(got, torch.cat([whole[e, a : a + 2] for e in range(3) for a in (2, 6)]))
     by_inputs = ParamSpec("down", tuple((str(e), (8, 5)) for e in range(3)), 1, ("gate_up_proj", (3, 8, 5)))
     assert torch.equal(_fill(ckpt, by_inputs, torch.float32, CPU, TpInfo(0, 5)), whole[:, :, :1].reshape(24, 1))
+
+
+def test_ranks_that_share_kv_heads_read_the_same_ones_m14(tmp_path):
+    """4 ranks, 2 KV heads of size 3: each rank has a quarter of q, and the first two ranks the first KV head."""
+    q, k = torch.arange(16.0).view(8, 2), 100 + torch.arange(12.0).view(6, 2)
+    save_file({"q": q, "k": k}, tmp_path / "m.safetensors")
+    spec = ParamSpec("qk", (("q", (8, 2)), ("k", (6, 2))), 0, copies=(1, 2))
+    ckpt = Checkpoint([tmp_path / "m.safetensors"])
+    for rank, first in enumerate((0, 0, 3, 3)):
+        got = _fill(ckpt, spec, torch.float32, CPU, TpInfo(rank, 4))
+        assert torch.equal(got, torch.cat((q[2 * rank : 2 * rank + 2], k[first : first + 3])))
+
+
+def test_a_vocabulary_that_does_not_split_evenly_ends_in_rows_of_zeros_w4(tmp_path):
+    """5 rows for 4 ranks: 2, 2, 1 and none."""
+    whole = 1 + torch.arange(10.0).view(5, 2)
+    save_file({"e": whole}, tmp_path / "m.safetensors")
+    ckpt, spec = Checkpoint([tmp_path / "m.safetensors"]), ParamSpec("e", (("e", (5, 2)),), 0, pad=True)
+    shares = [_fill(ckpt, spec, torch.float32, CPU, TpInfo(rank, 4)) for rank in range(4)]
+    assert torch.equal(torch.cat(shares), torch.cat((whole, torch.zeros(3, 2))))
+    assert torch.equal(_fill(ckpt, spec, torch.float32, CPU, TpInfo()), whole)

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from minisgl.base.errors import ConfigError
 from minisgl.base.types import SamplingSpec
 from minisgl.nn import Builder, loader
+from minisgl.plugin.registry import Registry
 from minisgl.testing.checkpoints import llama_config, local_model, make_worker, random_checkpoint
 from minisgl.testing.models import random_prompt
 from minisgl.testing.plans import GREEDY, PlanDriver
@@ -115,6 +116,19 @@ def test_all_ranks_take_the_tokens_that_the_first_one_samples(tmp_path):
     first, second = run_ranks(2, tokens)
     alone = generate(local, None, warm, {"engine": {"threads": 1, "seed": 0}})[1]
     assert first == second == alone
+
+
+def test_quantized_ranks_agree_and_are_near_the_plain_model(tmp_path):
+    """Scales are those of a rank's share, so that the results are not those of one quantized rank to the bit."""
+    if reason := Registry.scan(bundled_only=True).load("quant", "int8").supports("cpu", "float32"):
+        pytest.skip(reason)
+    local = checkpoint(tmp_path, "Llama", attention_bias=True, mlp_bias=True)
+    plain = generate(local)[0][: len(PROMPTS)]  # of the prompts: later contexts may differ
+    settings = {"kinds": {"quant": {"use": "int8"}}}
+    (first, tokens), (second, same) = run_ranks(2, lambda comm: generate(local, comm, settings=settings))
+    assert torch.equal(first, second)
+    assert tokens == same
+    assert float((first[: len(PROMPTS)] - plain).abs().max() / (plain.max() - plain.min())) < 0.05
 
 
 def test_ranks_agree_on_the_least_number_of_pages(tmp_path):
