@@ -14,6 +14,7 @@ globals().update(
     {cls.__name__: cls for kind in KINDS for name in Registry.scan().names(kind) for cls in [contract(kind, name)]}
 )
 
+TestRadixLfu = contract("cache", "radix", {"eviction": "lfu"})
 TestChunkedLongestInTiles = contract("scheduler", "chunked", {"order": "longest", "tile_tokens": 8})
 TestChunkedSmallChunks = contract("scheduler", "chunked", {"max_chunk": 7, "reserve": 0.2})
 

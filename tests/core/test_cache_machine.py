@@ -1,4 +1,4 @@
-"""Radix cache and page ledger together against a model that is a dict of prefixes: exact matches, exact LRU order, owners."""
+"""Radix cache and page ledger together against a model that is a dict of prefixes: exact matches, exact LRU and LFU order, owners."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def ints(values: object) -> I32:
     return np.array(values, np.int32)
 
 
-def make(page_size: int, num_pages: int) -> RadixCachePolicy:
-    return RadixCachePolicy(CacheContext(page_size, num_pages, RadixCachePolicy.Settings(), lambda: 0))
+def make(page_size: int, num_pages: int, eviction: str = "lru") -> RadixCachePolicy:
+    return RadixCachePolicy(CacheContext(page_size, num_pages, RadixCachePolicy.Settings(eviction=eviction), lambda: 0))
 
 
 class Row:
@@ -37,13 +37,20 @@ class Row:
 
 
 class CacheMachine(RuleBasedStateMachine):
-    @initialize(page_size=st.sampled_from([1, 2, 3]), num_pages=st.sampled_from([6, 14, 40, 40]))
-    def start(self, page_size: int, num_pages: int) -> None:
+    @initialize(
+        page_size=st.sampled_from([1, 2, 3]),
+        num_pages=st.sampled_from([6, 14, 40, 40]),
+        eviction=st.sampled_from(["lru", "lfu"]),
+    )
+    def start(self, page_size: int, num_pages: int, eviction: str) -> None:
         self.page_size, self.num_pages = page_size, num_pages
-        self.cache = make(page_size, num_pages)
+        self.cache = make(page_size, num_pages, eviction)
+        self.lfu = eviction == "lfu"
         self.ledger = PageLedger(num_pages, self.cache)
         self.page_of: dict[Key, int] = {}
         self.used: dict[Key, int] = {}
+        self.hits: dict[Key, int] = {}  # leases; a page starts above the last that was given up
+        self.gone = self.queries = self.hit_tokens = self.evicted = 0
         self.calls = 0
         self.rows: list[Row] = []
         self.step = 0
@@ -63,6 +70,14 @@ class CacheMachine(RuleBasedStateMachine):
             found.append(key)
         return found
 
+    def leased(self, keys: list[Key]) -> None:
+        """A lookup that found these."""
+        self.touch(keys)
+        self.queries += 1
+        self.hit_tokens += len(keys) * self.page_size
+        for key in keys:
+            self.hits[key] += 1
+
     def touch(self, keys: list[Key]) -> None:
         self.calls += 1
         self.used.update(dict.fromkeys(keys, self.calls))
@@ -71,11 +86,11 @@ class CacheMachine(RuleBasedStateMachine):
         return {page for row in self.rows for page in row.lease.pages().tolist()}
 
     def next_victim(self) -> Key | None:
-        """Least recently used among the unpinned prefixes that nothing cached goes beyond."""
+        """Least recently (or frequently) used among the unpinned prefixes that nothing cached goes beyond."""
         pinned = self.pinned()
         longer = {(ns, tokens[: -self.page_size]) for ns, tokens in self.page_of}
         ends = [k for k, page in self.page_of.items() if k not in longer and page not in pinned]
-        return min(ends, key=self.used.__getitem__, default=None)
+        return min(ends, key=lambda k: (self.hits[k] if self.lfu else 0, self.used[k]), default=None)
 
     def expect_evicted(self, before: set[int], at_least: int) -> None:
         """The cache gave up exactly what the model would, page by page."""
@@ -85,13 +100,16 @@ class CacheMachine(RuleBasedStateMachine):
             key = self.next_victim()
             assert key is not None
             assert self.page_of[key] in gone
-            del self.page_of[key], self.used[key]
+            self.gone = self.hits[key]
+            del self.page_of[key], self.used[key], self.hits[key]
 
     def take(self, k: int) -> list[int] | None:
         before, free, room = set(self.cache.owned().tolist()), self.ledger.free, self.ledger.room
         pages = self.ledger.take(k)
         assert (pages is None) == (k > room)
-        self.expect_evicted(before, 0 if pages is None else max(0, k - free))
+        short = 0 if pages is None else max(0, k - free)
+        self.evicted += short
+        self.expect_evicted(before, short)
         return None if pages is None else pages.tolist()
 
     def insert(self, row: Row) -> None:
@@ -105,6 +123,7 @@ class CacheMachine(RuleBasedStateMachine):
         given[:], given_pages[:] = 9, 9  # M8: the cache keeps copies
         for key, page in list(zip(self.keys(tokens, row.namespace), pages))[len(have) :]:
             self.page_of[key] = page
+            self.hits[key] = self.gone + 1
         self.touch(self.keys(tokens, row.namespace))
         assert ins.canonical.tolist() == [self.page_of[key] for key in self.keys(tokens, row.namespace)]
         duplicates = [mine for mine, theirs in zip(pages, ins.canonical.tolist()) if mine != theirs]
@@ -125,7 +144,7 @@ class CacheMachine(RuleBasedStateMachine):
         given[:] = 9
         found = self.cached(tokens[:-1], namespace)
         assert lease.pages().tolist() == [self.page_of[key] for key in found]
-        self.touch(found)
+        self.leased(found)
         row = Row(namespace, tokens, lease, [])
         self.rows.append(row)
         own = self.take(-(-len(tokens) // self.page_size) - lease.n_pages)
@@ -140,7 +159,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(tokens=TOKENS, namespace=NAMESPACE)
     def use(self, tokens: list[int], namespace: bytes) -> None:
         """A short visit: only recency changes."""
-        self.touch(self.cached(tokens, namespace))
+        self.leased(self.cached(tokens, namespace))
         self.cache.release(self.cache.lease(ints(tokens), namespace))
 
     @precondition(lambda self: self.rows)
@@ -174,6 +193,7 @@ class CacheMachine(RuleBasedStateMachine):
     def evict(self, n: int) -> None:
         before, evictable = set(self.cache.owned().tolist()), self.cache.stats().evictable
         pages = self.cache.evict(n)
+        self.evicted += len(pages)
         assert len(pages) == len(set(pages.tolist())) == (n if n <= evictable else 0)
         self.expect_evicted(before, len(pages))
         self.ledger.give(pages, -1)
@@ -203,6 +223,8 @@ class CacheMachine(RuleBasedStateMachine):
         stats, pinned = self.cache.stats(), self.pinned()
         assert (stats.locked, stats.evictable) == (len(pinned), len(self.page_of) - len(pinned))
         assert stats.nodes == sum(1 for _ in self.cache._walk())
+        counted = (stats.queries, stats.hit_tokens, stats.evicted_pages)
+        assert counted == (self.queries, self.hit_tokens, self.evicted)
 
     def teardown(self) -> None:
         """S3: when nothing runs, free + evictable + locked = total."""
@@ -244,6 +266,22 @@ def test_eviction_takes_the_end_of_the_least_recently_used_prefix() -> None:
     assert cache.evict(1).tolist() == [1]
     assert sorted(cache.evict(2).tolist()) == [3, 4]
     assert cache.evict(1).tolist() == [0]
+
+
+def test_lfu_keeps_what_is_leased_most_and_forgets_old_fame() -> None:
+    cache = make(1, 10, "lfu")
+    for token, leases in ((1, 5), (2, 0), (3, 1)):
+        cache.release(cache.insert(ints([token]), ints([token]), EmptyLease(), b"").lease)
+        for _ in range(leases):
+            cache.release(cache.lease(ints([token]), b""))
+    assert cache.evict(1).tolist() == [2]
+    assert cache.evict(1).tolist() == [3]
+    kept = []
+    for token in range(4, 12):  # newcomers, none of them ever leased
+        cache.release(cache.insert(ints([token]), ints([2]), EmptyLease(), b"").lease)
+        cache.evict(1)
+        kept.append(cache.match(ints([1]), b""))
+    assert kept == [1, 1, 1, 0, 0, 0, 0, 0], "it counts 6; the newcomers begin at 3, 4, 5 and 6"
 
 
 def test_an_unlocked_path_is_unlocked_up_to_the_root() -> None:

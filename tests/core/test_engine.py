@@ -116,6 +116,17 @@ def test_operation_that_fails_is_told_apart_from_one_that_is_unknown(
     assert answers[1] == {"error": "audit: page 3 has two owners", "known": True}
 
 
+def test_stats_show_hits_and_evictions_of_the_cache(folder: Path) -> None:
+    engine, port = make(folder)
+    port.inputs.append(admit(1))
+    drain(engine, port)
+    answers: list[Any] = []
+    port.inputs.append(Control("stats", lambda payload: answers.append(json.loads(payload))))
+    engine.turn()
+    keys = ("cache_queries", "cache_hit_tokens", "cache_evicted_pages")
+    assert [answers[0][key] for key in keys] == [1, 0, 0]
+
+
 class Unspeakable(Observer):
     def snapshot(self) -> Mapping[str, Any]:
         return {"counter": np.int64(1)}

@@ -708,6 +708,18 @@ def test_a_step_in_flight_is_not_taken_for_a_stall() -> None:
     lab.check(ask(1, 5, max_new=1), ask(2, ints([3] * 5), max_new=1))
 
 
+def test_counts_say_what_the_cache_was_asked_gave_and_gave_up() -> None:
+    lab = Lab(pages=8, slots=1)
+    lab.give(ask(1, 13, max_new=1), ask(2, 13, max_new=1))
+    lab.finish()
+    counts = lab.scheduler.counts()
+    assert (counts["cache_queries"], counts["cache_hit_tokens"], counts["cache_evicted_pages"]) == (2, 12, 0)
+    lab.give(ask(3, ints([9] * 24), max_new=1))
+    lab.finish()
+    counts = lab.scheduler.counts()
+    assert (counts["cache_queries"], counts["cache_hit_tokens"], counts["cache_evicted_pages"]) == (3, 12, 1)
+
+
 # --------------------------------------------------------------------------------------------------------------- policies
 
 

@@ -53,11 +53,18 @@ class Inserted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """``evictable`` and ``locked``: pages, together all that the cache owns. ``nodes``: of the index."""
+    """``evictable`` and ``locked``: pages, together all that the cache owns. ``nodes``: of the index.
+
+    Totals since the start, 0 where a policy does not count: ``queries``: leases; ``hit_tokens``: tokens that they covered;
+    ``evicted_pages``: pages given up by ``evict``.
+    """
 
     evictable: int
     locked: int
     nodes: int = 0
+    queries: int = 0
+    hit_tokens: int = 0
+    evicted_pages: int = 0
 
 
 class CachePolicy(Component):

@@ -176,7 +176,12 @@ class Scheduler:
         ledger, stats = self.residency.ledger, self.cache.stats()
         pages = {"free": ledger.free, "held": ledger.held, "evictable": stats.evictable, "locked": stats.locked}
         running = {"waiting": self.n_waiting, "running": self.n_running, "prefilling": len(self.prefilling)}
-        return pages | running | {"decoding": self.n_decode, "in_flight": self.in_flight} | self._totals
+        cache = {
+            "cache_queries": stats.queries,
+            "cache_hit_tokens": stats.hit_tokens,
+            "cache_evicted_pages": stats.evicted_pages,
+        }
+        return pages | running | {"decoding": self.n_decode, "in_flight": self.in_flight} | self._totals | cache
 
     def audit(self) -> None:
         """Check every invariant of pages, rows and requests. Raises: AssertionError with both values."""

@@ -173,6 +173,20 @@ class CacheContract(ComponentContract):
             large.release(holder)
         assert _calls_of(large.cache) <= _calls_of(small.cache) + 2
 
+    def test_counts_hits_and_evictions_rightly_or_not_at_all(self) -> None:
+        model = self.model(page_size=4)
+        holder = admit(model, list(range(16)), b"")  # asks for what is not there
+        assert holder is not None
+        model.release(holder)
+        again = model.lease(list(range(10)), b"")
+        hits = 4 * len(again.leased)
+        model.release(again)
+        gone = model.cache.evict(model.cache.stats().evictable)
+        stats = model.cache.stats()
+        assert stats.queries in (0, 2)
+        assert stats.hit_tokens in (0, hits)
+        assert stats.evicted_pages in (0, len(gone))
+
     def test_two_instances_are_independent(self) -> None:
         one, two = self.model(), self.model()
         admit(one, list(range(16)), b"")

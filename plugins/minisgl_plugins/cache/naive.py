@@ -10,11 +10,13 @@ class NaiveCachePolicy(CachePolicy):
 
     def __init__(self, ctx: CacheContext) -> None:
         self._lease = EmptyLease()
+        self._queries = 0
 
     def match(self, tokens: I32, namespace: bytes) -> int:
         return 0
 
     def lease(self, tokens: I32, namespace: bytes) -> Lease:
+        self._queries += 1
         return self._lease
 
     def release(self, lease: Lease) -> None:
@@ -27,7 +29,7 @@ class NaiveCachePolicy(CachePolicy):
         return NO_PAGES
 
     def stats(self) -> CacheStats:
-        return CacheStats(evictable=0, locked=0)
+        return CacheStats(evictable=0, locked=0, queries=self._queries)
 
     def owned(self) -> I32:
         return NO_PAGES

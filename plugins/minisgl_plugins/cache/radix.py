@@ -1,4 +1,4 @@
-"""Prefix cache as a radix tree over pages, least recently used leaves given up first.
+"""Prefix cache as a radix tree over pages; the least recently, or the least frequently, used leaves are given up first.
 
 The idea is RadixAttention's (Zheng et al., SGLang: Efficient Execution of Structured Language Model Programs, 2024).
 """
@@ -7,26 +7,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
+from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
-from minisgl.api import I32, NO_PAGES, CacheContext, CacheError, CachePolicy, CacheStats, EmptyLease, Inserted, Lease
+from minisgl.api import (
+    I32,
+    NO_PAGES,
+    CacheContext,
+    CacheError,
+    CachePolicy,
+    CacheStats,
+    EmptyLease,
+    Inserted,
+    Lease,
+    PluginSettings,
+)
+
+Rank = tuple[int, int]  # what goes first has the least
 
 
 class Node:
     """An edge of the tree with its lower end: ``pages`` hold the KV of ``tokens``, page_size tokens each.
 
-    ``pins``: leases that end here, and children that are pinned; the node is locked while there are any. ``used``: number
-    of the last call that went through it. ``queued``: the ``used`` under which it waits for eviction.
+    ``pins``: leases that end here, and children that are pinned; the node is locked while there are any. ``rank``: (how
+    often, by the policy's count, number of the last call) it was used. ``queued``: the rank under which it waits for
+    eviction.
     """
 
-    __slots__ = ("children", "pages", "parent", "pins", "queued", "tokens", "used")
+    __slots__ = ("children", "pages", "parent", "pins", "queued", "rank", "tokens")
 
-    def __init__(self, tokens: I32, pages: I32, parent: Node | None, used: int) -> None:
+    def __init__(self, tokens: I32, pages: I32, parent: Node | None, rank: Rank) -> None:
         self.tokens, self.pages, self.parent = tokens, pages, parent
         self.children: dict[bytes, Node] = {}
         self.pins = 0
-        self.used, self.queued = used, -1
+        self.rank = rank
+        self.queued: Rank | None = None
 
 
 class Root(Node):
@@ -35,7 +52,7 @@ class Root(Node):
     __slots__ = ("namespace",)
 
     def __init__(self, namespace: bytes) -> None:
-        super().__init__(NO_PAGES, NO_PAGES, None, 0)
+        super().__init__(NO_PAGES, NO_PAGES, None, (0, 0))
         self.namespace = namespace
 
 
@@ -55,16 +72,27 @@ class RadixCachePolicy(CachePolicy):
     """One tree per namespace; nodes split at page borders; eviction trims leaves from their end.
 
     A node is evictable as soon as nothing pins it or what is below it. Leaves among the evictable wait in a heap ordered
-    by last use; entries that no longer hold are skipped when they come up, and the heap is rebuilt when most are such.
+    by rank; entries that no longer hold are skipped when they come up, and the heap is rebuilt when most are such.
+
+    With ``lfu`` a page counts the leases of it, and starts at one more than the count of the last page given up, so that
+    what was popular long ago does not stay for ever; among equal counts the least recently used goes first.
     """
 
+    class Settings(PluginSettings):
+        eviction: Literal["lru", "lfu"] = Field(
+            "lru", description="give up the least recently or frequently used pages"
+        )
+
     def __init__(self, ctx: CacheContext) -> None:
+        self._lfu = ctx.settings.eviction == "lfu"
         self._page_size = ctx.page_size
         self._roots: dict[bytes, Root] = {}
         self._evictable = self._locked = self._nodes = 0
         self._calls = 0  # of lease and insert: the clock of recency
         self._pushes = 0
-        self._heap: list[tuple[int, int, Node]] = []  # (used, push number, node)
+        self._heap: list[tuple[Rank, int, Node]] = []  # (rank, push number, node)
+        self._gone = 0  # count of the last page given up
+        self._queries = self._hit_pages = self._evicted = 0
 
     # ------------------------------------------------------------------------------------------------------- lookup
 
@@ -74,10 +102,12 @@ class RadixCachePolicy(CachePolicy):
 
     def lease(self, tokens: I32, namespace: bytes) -> Lease:
         self._calls += 1
+        self._queries += 1
         root = self._roots.get(namespace)
         if root is None:
             return EmptyLease()
-        node, _ = self._descend(root, tokens)
+        node, n_pages = self._descend(root, tokens, int(self._lfu))
+        self._hit_pages += n_pages
         return self._pinned(node)
 
     def release(self, lease: Lease) -> None:
@@ -111,17 +141,26 @@ class RadixCachePolicy(CachePolicy):
         return Inserted(new, new.pages())
 
     def evict(self, n_pages: int) -> I32:
+        pages = self._give_up(n_pages)
+        self._evicted += len(pages)
+        return pages
+
+    def clear(self) -> I32:
+        return self._give_up(self._evictable)
+
+    def _give_up(self, n_pages: int) -> I32:
         if n_pages <= 0 or n_pages > self._evictable:
             return NO_PAGES
         out: list[I32] = []
         short = n_pages
         while short > 0:
-            used, _, leaf = self._heap[0]
+            rank, _, leaf = self._heap[0]
             if not self._holds(self._heap[0]):
                 heappop(self._heap)
-                if leaf.queued == used:
-                    leaf.queued = -1
+                if leaf.queued == rank:
+                    leaf.queued = None
                 continue
+            self._gone = rank[0]
             k = min(short, len(leaf.pages))
             out.append(leaf.pages[-k:])
             self._evictable -= k
@@ -133,13 +172,11 @@ class RadixCachePolicy(CachePolicy):
                 self._remove(leaf)
         return np.concatenate(out)
 
-    def clear(self) -> I32:
-        return self.evict(self._evictable)
-
     # -------------------------------------------------------------------------------------------------------- counts
 
     def stats(self) -> CacheStats:
-        return CacheStats(self._evictable, self._locked, self._nodes)
+        hits = self._hit_pages * self._page_size
+        return CacheStats(self._evictable, self._locked, self._nodes, self._queries, hits, self._evicted)
 
     def owned(self) -> I32:
         return np.concatenate([NO_PAGES, *(n.pages for n in self._walk())])
@@ -163,13 +200,13 @@ class RadixCachePolicy(CachePolicy):
                 return
             node, at = child, at + k
 
-    def _descend(self, root: Node, tokens: I32) -> tuple[Node, int]:
-        """Where the cached prefix of ``tokens`` ends, and its pages. A node in which it ends is split there; the path counts
-        as used."""
+    def _descend(self, root: Node, tokens: I32, hits: int = 0) -> tuple[Node, int]:
+        """Where the cached prefix of ``tokens`` ends, and its pages. A node in which it ends is split there; the path was used
+        in this call, and ``hits`` more often."""
         node, n_pages = root, 0
         for child, k in self._path(root, tokens):
             node = child if k == len(child.pages) else self._split(child, k)
-            node.used = self._calls
+            node.rank = node.rank[0] + hits, self._calls
             n_pages += k
         return node, n_pages
 
@@ -177,7 +214,7 @@ class RadixCachePolicy(CachePolicy):
         """Cut ``node`` after its first ``k`` pages, 0 < k < all. Returns: the new upper part."""
         ps, parent = self._page_size, node.parent
         assert parent is not None, "a root has no pages to split"
-        upper = Node(node.tokens[: k * ps], node.pages[:k], parent, node.used)
+        upper = Node(node.tokens[: k * ps], node.pages[:k], parent, node.rank)
         upper.pins = 1 if node.pins else 0  # its one child
         parent.children[self._key(upper)] = upper
         node.tokens, node.pages, node.parent = node.tokens[k * ps :], node.pages[k:], upper
@@ -186,7 +223,7 @@ class RadixCachePolicy(CachePolicy):
         return upper
 
     def _attach(self, parent: Node, tokens: I32, pages: I32) -> Node:
-        node = Node(tokens, pages, parent, self._calls)
+        node = Node(tokens, pages, parent, (self._gone + 1 if self._lfu else 0, self._calls))
         parent.children[self._key(node)] = node
         self._nodes += 1
         self._evictable += len(pages)
@@ -258,16 +295,16 @@ class RadixCachePolicy(CachePolicy):
 
     def _enqueue(self, leaf: Node) -> None:
         """``leaf`` can be evicted now."""
-        if leaf.queued == leaf.used:
+        if leaf.queued == leaf.rank:
             return
-        leaf.queued = leaf.used
+        leaf.queued = leaf.rank
         self._pushes += 1
-        heappush(self._heap, (leaf.used, self._pushes, leaf))
+        heappush(self._heap, (leaf.rank, self._pushes, leaf))
         if len(self._heap) > 2 * self._nodes + 64:
             self._heap = [e for e in self._heap if self._holds(e)]
             heapify(self._heap)
 
-    def _holds(self, entry: tuple[int, int, Node]) -> bool:
+    def _holds(self, entry: tuple[Rank, int, Node]) -> bool:
         """Whether a heap entry still names an evictable leaf at its place."""
-        used, _, node = entry
-        return node.queued == used == node.used and not node.pins and not node.children
+        rank, _, node = entry
+        return node.queued == rank == node.rank and not node.pins and not node.children
