@@ -19,6 +19,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "serve": ("minisgl_cli.serve", "run the server"),
     "generate": ("minisgl_cli.generate", "answer one prompt on the terminal"),
     "bench": ("minisgl_cli.bench", "measure speed"),
+    "simulate": ("minisgl_cli.simulate", "compare policies on a simulated device"),
     "plugins": ("minisgl_cli.plugins", "list, show and check plugins"),
     "config": ("minisgl_cli.config", "show and check settings"),
     "version": ("minisgl_cli.version", "print versions"),

@@ -49,6 +49,7 @@ from minisgl.client.fields import (
     one_of,
 )
 from minisgl.client.frontend import Frontend, FrontendContext, HttpFrontend
+from minisgl.client.router import ReplicaLoad, Router, RouterContext
 from minisgl.engine.executor import ExecContext, ExecHealth, Executor
 from minisgl.engine.loop import EngineOps, LoopContext, StepLoop, Ticket
 from minisgl.observe import Observer, ObserverContext, RequestEvent, StepStats
@@ -75,7 +76,8 @@ __all__ = [
     "ExecContext", "ExecHealth", "ExecInfo", "Executor", "Fault", "Fields", "Finish", "Frontend", "FrontendContext",
     "GenerateRequest", "Grant", "HttpFrontend", "Inserted", "Lease", "Limits", "LocalModel", "LoopContext",
     "MiniSGLError", "MoEFacts", "ModelError", "ModelFacts", "ModelSource", "Observer", "ObserverContext", "PluginError",
-    "PluginSettings", "ReqState", "ReqView", "RequestError", "RequestEvent", "RopeFacts", "RowInit", "SamplingParams",
+    "PluginSettings", "ReplicaLoad", "ReqState", "ReqView", "RequestError", "RequestEvent", "RopeFacts", "Router",
+    "RouterContext", "RowInit", "SamplingParams",
     "SamplingSpec", "SchedContext", "SchedView", "SchedulerPolicy", "SourceContext", "Span", "StepBuilder", "StepLoop",
     "StepPlan", "StepResult", "StepStats", "Ticket", "Tokenizer", "TokenizerContext", "Usage", "WindowDecoder", "WindowFacts",
     "as_array", "as_integer", "as_number", "as_object", "as_string", "bounds", "gpt2_alphabet", "invalid_type",

@@ -59,7 +59,7 @@ KINDS: dict[str, Kind] = {
         Kind("quant", "minisgl.runtime.quant:QuantMethod", "quantization methods", torch=True),
         Kind("logits", None, "logits processors", many=True, torch=True, by_config=False),
         Kind("parser", None, "output parsers", roles=("api",), by_config=False),
-        Kind("router", None, "routers over several engines", by_config=False),
+        Kind("router", "minisgl.client.router:Router", "routers over several engines", roles=("cli",), by_config=False),
         Kind("hooks", None, "hook plugins", many=True, roles=("supervisor", "api", "text", "engine"), by_config=False),
     )
 }
