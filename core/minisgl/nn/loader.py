@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from minisgl.base.errors import ModelError
 from minisgl.base.parallel import vocab_rows
+from minisgl.nn.checkpoint import DTYPES, INDEX, Checkpoint, Piece, Reader, read_index
 from minisgl.nn.layers import ParamSpec, layers
 from minisgl.runtime.model import Model, TpInfo
 
-INDEX = "model.safetensors.index.json"
 _SHOWN = 8  # names in an error message
 
 
@@ -31,74 +30,6 @@ class LoadReport:
     unused: tuple[str, ...]
 
 
-class Checkpoint:
-    """The tensors of some safetensors files by name; only headers are read until a tensor is asked for."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self.files = one_copy(files)
-        self._where: dict[str, tuple[Path, Any]] = {}
-        for file in self.files:
-            handle = _open(file)
-            for name in handle.keys():  # noqa: SIM118  not a dict
-                if name in self._where:
-                    raise ModelError(
-                        f"weights: tensor {name!r} is in {self._where[name][0]} and in {file}; remove one copy"
-                    )
-                self._where[name] = (file, handle)
-
-    @property
-    def names(self) -> set[str]:
-        return set(self._where)
-
-    def file(self, name: str) -> Path:
-        return self._where[name][0]
-
-    def slice(self, name: str) -> Any:
-        """A lazy slice with ``get_shape``, ``get_dtype`` and indexing."""
-        return self._where[name][1].get_slice(name)
-
-    def tensor(self, name: str) -> Tensor:
-        """The whole tensor on the CPU, mapped from the file and not copied."""
-        t: Tensor = self._where[name][1].get_tensor(name)
-        return t
-
-
-def _open(file: Path) -> Any:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        return safe_open(str(file), framework="pt", device="cpu")
-    except (SafetensorError, OSError) as exc:
-        raise ModelError(f"weights: {file} is not a readable safetensors file ({exc}); download it again") from exc
-
-
-def one_copy(files: Sequence[Path]) -> tuple[Path, ...]:
-    """Of files that may hold the weights twice, those of one copy: what the index names, else all but ``consolidated*``."""
-    for folder in {f.parent for f in files}:
-        named = sorted(set(read_index(folder).values()))
-        missing = [f.name for f in named if not f.exists()]
-        if missing:
-            raise ModelError(
-                f"weights: {folder / INDEX} names files that do not exist: {', '.join(missing)}; download them"
-            )
-        if named:
-            return tuple(named)
-    rest = tuple(f for f in files if not f.name.startswith("consolidated"))
-    return rest or tuple(files)
-
-
-def read_index(folder: Path) -> dict[str, Path]:
-    """Tensor name -> file, as the index in ``folder`` says; {} without one. Raises: ModelError."""
-    index = folder / INDEX
-    if not index.exists():
-        return {}
-    try:
-        found = json.loads(index.read_text())["weight_map"].items()
-        return {str(name): folder / file for name, file in found}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise ModelError(f"weights: {index} is not an index of safetensors files ({exc!r}); download it again") from exc
-
-
 def load_weights(
     model: Model,
     files: Sequence[Path],
@@ -108,29 +39,38 @@ def load_weights(
 ) -> LoadReport:
     """Fill every parameter of ``model``.
 
-    On a CPU a tensor that needs no merge and no conversion stays mapped from its file. ``progress``: bytes read so far and in
-    all. Raises: ModelError that lists tensors missing, left over or of a wrong shape, with their files.
+    Tensors are taken in the order of the files, so that these are read from end to end, and a layer is finished when it has
+    its parameters. ``progress``: bytes read so far and in all. Raises: ModelError that lists tensors missing, left over or of a
+    wrong shape, with their files.
     """
     if not files:
         raise ModelError(
             "weights: the model has no safetensors file, so no tensor was loaded; give a folder that holds some"
         )
     ckpt = Checkpoint(files)
-    specs = [_found(_renamed(s, model.rename), ckpt) for path, m in layers(model) for s in m.specs(path)]
-    unused = _check(ckpt, model, specs)
-    names = {name for s in specs for name, _ in _tensors(s)}
-    total, done, read = sum(_nbytes(ckpt, n) for n in names), 0, 0
-    for spec in specs:
-        holder, _, attr = spec.name.rpartition(".")
-        owner = model.get_submodule(holder)
-        dtype = getattr(owner, attr).dtype
-        setattr(owner, attr, nn.Parameter(_fill(ckpt, spec, dtype, device, tp), requires_grad=False))
-        done += sum(_nbytes(ckpt, n) for n, _ in _tensors(spec))
-        read += len(_tensors(spec))
-        progress("weights", done, total)
+    found = [(m, _found(_renamed(s, model.rename), ckpt)) for path, m in layers(model) for s in m.specs(path)]
+    unused = _check(ckpt, model, [spec for _, spec in found])
+    groups = [(m, spec, _pieces(spec, tp)) for m, spec in found]
+    groups.sort(key=lambda g: _place(g[2], ckpt))
+    total, done = sum(_nbytes(ckpt, pieces) for _, _, pieces in groups), 0
+    left = Counter(id(m) for m, _ in found)
+    with Reader(ckpt, pinned=device.type == "cuda") as reader:
+        for (layer, spec, pieces), parts in zip(groups, reader.read(g[2] for g in groups)):
+            holder, _, attr = spec.name.rpartition(".")
+            owner = model.get_submodule(holder)
+            dtype = getattr(owner, attr).dtype
+            setattr(owner, attr, nn.Parameter(_joined(parts, spec, dtype, device, tp), requires_grad=False))
+            done += _nbytes(ckpt, pieces)
+            progress("weights", done, total)
+            left[id(layer)] -= 1
+            if not left[id(layer)]:
+                layer.finish()
     for _, layer in layers(model):
-        layer.finish()
-    return LoadReport(read, done, tuple(sorted(unused)))
+        if id(layer) not in left:  # it has no parameters of its own: it may share another's
+            layer.finish()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # other streams will read the parameters
+    return LoadReport(len({n for _, s in found for n, _ in _tensors(s)}), done, tuple(sorted(unused)))
 
 
 def _renamed(spec: ParamSpec, rename: Sequence[tuple[str, str]]) -> ParamSpec:
@@ -175,17 +115,17 @@ def _check(ckpt: Checkpoint, model: Model, specs: Sequence[ParamSpec]) -> set[st
     extra = sorted(n for n in unused - declared if not any(re.fullmatch(p, n) for p in model.ignore))
     if extra:
         raise ModelError(
-            f"weights: {_list(extra)} in {ckpt.file(extra[0])} not used by this model; its config is wrong"
+            f"weights: {_list(extra)} in {ckpt.stored[extra[0]].file} not used by this model; its config is wrong"
         )
     for name, shape in wanted.items():
-        found = ckpt.slice(name)
-        if tuple(found.get_shape()) != shape:
+        stored = ckpt.stored[name]
+        if stored.shape != shape:
             raise ModelError(
-                f"weights: {ckpt.file(name)}: tensor {name!r} has shape {list(found.get_shape())}, the config asks for {list(shape)}"
+                f"weights: {stored.file}: tensor {name!r} has shape {list(stored.shape)}, the config asks for {list(shape)}"
             )
-        if found.get_dtype() not in ("F32", "F16", "BF16", "F64"):
+        if stored.dtype not in DTYPES:
             raise ModelError(
-                f"weights: {ckpt.file(name)}: tensor {name!r} has dtype {found.get_dtype()}; supported: F32, F16, BF16, F64"
+                f"weights: {stored.file}: tensor {name!r} has dtype {stored.dtype}; supported: {', '.join(DTYPES)}"
             )
     return unused
 
@@ -197,45 +137,46 @@ def _list(names: Sequence[str]) -> str:
     )
 
 
-def _nbytes(ckpt: Checkpoint, name: str) -> int:
-    found = ckpt.slice(name)
-    width = {"F64": 8, "F32": 4}.get(found.get_dtype(), 2)
-    return int(prod(found.get_shape())) * width
+def _nbytes(ckpt: Checkpoint, pieces: Sequence[Piece]) -> int:
+    return sum(prod(p.shape) * DTYPES[ckpt.stored[p.name].dtype].itemsize for p in pieces)
 
 
-def _fill(ckpt: Checkpoint, spec: ParamSpec, dtype: torch.dtype, device: torch.device, tp: TpInfo) -> Tensor:
-    """The tensor of one parameter; only this rank's slice of each part is read (M13)."""
-    if spec.stacked is not None:
-        parts = _unstacked(ckpt.tensor(spec.stacked[0]), spec, tp)
-    else:
-        parts = [_read(ckpt, name, at, spec, tp) for (name, _), at in zip(spec.parts, _shares(spec, tp))]
+def _place(pieces: Sequence[Piece], ckpt: Checkpoint) -> tuple[int, int]:
+    """Where the first of them is: number of the file, byte."""
+    first = ckpt.stored[pieces[0].name]
+    return ckpt.files.index(first.file), first.start
+
+
+def _pieces(spec: ParamSpec, tp: TpInfo) -> list[Piece]:
+    """What a rank reads of the checkpoint to fill the parameter: its share of each part, no more (M13)."""
+    pieces, above = [], 0
+    for (name, shape), share in zip(spec.parts, _shares(spec, tp)):
+        assert spec.shard in (None, 0) or len(shape) == 2, f"{name}: {shape} is split along dimension {spec.shard}"
+        whole = (shape[0], prod(shape[1:]))
+        (top, bottom), cols = (s.indices(n)[:2] for s, n in zip((*share, slice(None), slice(None)), whole))
+        if spec.stacked is None:
+            pieces.append(Piece(name, (top, bottom), cols, whole[1]))
+        else:  # the parts lie one below the other
+            pieces.append(Piece(spec.stacked[0], (above + top, above + bottom), cols, whole[1]))
+            above += shape[0]
+    return pieces
+
+
+def _joined(parts: Sequence[Tensor], spec: ParamSpec, dtype: torch.dtype, device: torch.device, tp: TpInfo) -> Tensor:
+    """The parameter of this rank from what was read, on the device; ``parts`` are matrices one below the other."""
+    inner = spec.parts[0][1][1:] if len(spec.parts[0][1]) != 2 else parts[0].shape[1:]
     rows = sum(p.shape[0] for p in parts)
     room = vocab_rows(spec.parts[0][1][0], tp.size) if spec.pad else rows
+    pinned = device.type == "cuda"
     if len(parts) == 1 and rows == room:
-        return parts[0].to(device=device, dtype=dtype)
-    out = torch.empty((room, *parts[0].shape[1:]), dtype=dtype, device=device)
+        return parts[0].view(rows, *inner).to(device=device, dtype=dtype, non_blocking=pinned)
+    out = torch.empty((room, *inner), dtype=dtype, device=device)
     out[rows:].zero_()
     at = 0
     for p in parts:
-        out[at : at + p.shape[0]].copy_(p)
+        out[at : at + p.shape[0]].copy_(p.view(p.shape[0], *inner), non_blocking=pinned)
         at += p.shape[0]
     return out
-
-
-def _unstacked(stacked: Tensor, spec: ParamSpec, tp: TpInfo) -> list[Tensor]:
-    """A stacked tensor as the rank's slices of its parts; views of what is mapped from the file."""
-    flat = stacked.flatten(0, 1)
-    if spec.shard is None or tp.size == 1:
-        return [flat]
-    pieces = torch.split(flat, [shape[0] for _, shape in spec.parts])
-    return [p[at] for p, at in zip(pieces, _shares(spec, tp))]
-
-
-def _read(ckpt: Checkpoint, name: str, at: tuple[slice, ...], spec: ParamSpec, tp: TpInfo) -> Tensor:
-    if spec.shard is None or tp.size == 1:
-        return ckpt.tensor(name)
-    piece: Tensor = ckpt.slice(name)[at]
-    return piece
 
 
 def _shares(spec: ParamSpec, tp: TpInfo) -> list[tuple[slice, ...]]:
