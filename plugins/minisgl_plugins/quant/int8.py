@@ -1,9 +1,9 @@
 """int8 weights, one scale for each output; activations become int8 in each step, one scale for each token.
 
 Torch's fast kernel (``quantized::linear_dynamic``, FBGEMM) has one scale for all tokens of a step, so that what a request
-gets would depend on its neighbours. Here each token is first divided by its largest value, and columns before and after it,
-whose weights are zero, hold the ends of the range: the kernel always finds the same scale, and a token's result is the same
-to the bit whatever it is batched with, for the sums are sums of integers.
+gets would depend on its neighbours. Here each token is rotated (see ``rotation``) and divided by its largest value, and
+columns before and after it, whose weights are zero, hold the ends of the range: the kernel always finds the same scale, and a
+token's result is the same to the bit whatever it is batched with, for the sums are sums of integers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.api.device import Apply, QuantContext, QuantMethod
+from minisgl_plugins.quant.rotation import Rotation, rotations
 
 # Columns before and after the values of a token. The kernel's search for the range begins with the first value of all and ends
 # with a vector of 8: with the ends of the range in both, not even another token's NaN makes it find a different one.
@@ -46,6 +47,7 @@ class Int8Quant(QuantMethod):
     def __init__(self, ctx: QuantContext) -> None:
         super().__init__(ctx)
         self._inputs: dict[int, Tensor] = {}  # by padded width: what activations are written to, as long as was needed
+        self._rotation = rotations()
         self.levels = 127 if self._exact(127) else 63
 
     def linear(self, weight: Tensor, head: bool) -> Apply:
@@ -54,10 +56,11 @@ class Int8Quant(QuantMethod):
     def product(self, weight: Tensor, levels: int) -> Apply:
         """``levels``: of an activation's absolute value, 127, or 63 where sums of more could overflow 16 bits."""
         inputs = weight.shape[1]
-        packed, linear = _pack(*quantize(weight)), torch.ops.quantized.linear_dynamic
-        width, reduced = _width(inputs), levels < 127
+        rotate, linear = self._rotation(inputs), torch.ops.quantized.linear_dynamic
+        packed, width, reduced = _pack(*quantize(weight, rotate)), _width(inputs), levels < 127
 
         def apply(x: Tensor, bias: Tensor | None) -> Tensor:
+            x = rotate(x)
             largest = x.abs().amax(-1, True).clamp_min_(_TINY)  # [n, 1]
             ranged = self._room(len(x), width, levels)
             torch.div(x, largest, out=ranged[:, _EDGE : _EDGE + inputs])
@@ -82,19 +85,18 @@ class Int8Quant(QuantMethod):
 
     def _exact(self, levels: int) -> bool:
         """Whether the largest products are summed right. CPUs without VNNI add pairs of them in 16 bits."""
-        apply = self.product(torch.full((16, 64), 127.0), levels)
-        out = apply(torch.ones(1, 64), None)
-        self._inputs.clear()
-        return bool((out - 127.0 * 64).abs().max() < 1.0)
+        apply = self.product(torch.full((16, 63), 127.0), levels)  # 63 inputs are not rotated
+        out = apply(torch.ones(1, 63), None)
+        return bool((out - 127.0 * 63).abs().max() < 1.0)
 
 
-def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Args: weight: [outputs, inputs]. Returns: int8 [outputs, inputs] and float32 scales [outputs]."""
+def quantize(weight: Tensor, rotate: Rotation) -> tuple[Tensor, Tensor]:
+    """Args: weight: [outputs, inputs]. Returns: int8 of the rotated weight [outputs, inputs] and float32 scales [outputs]."""
     low = torch.empty(weight.shape, dtype=torch.int8)
     scales = torch.empty(weight.shape[0])
     rows = max(1, _CHUNK // weight.shape[1])
     for at in range(0, weight.shape[0], rows):
-        part = weight[at : at + rows]
+        part = rotate.weight(weight[at : at + rows])
         scale = part.abs().amax(1).clamp_min_(_TINY).div_(127)
         scales[at : at + rows] = scale
         low[at : at + rows] = (part / scale[:, None]).round_()
