@@ -11,6 +11,7 @@ from random import Random
 from statistics import median
 from typing import Any
 
+from minisgl.base.errors import ConfigError
 from minisgl_cli.bench.report import bar_plot, check_plot, json_line, table
 from minisgl_cli.options import parse, set_logging
 
@@ -87,6 +88,10 @@ def run(argv: list[str]) -> int:
     set_logging(loaded)
     if args.plot is not None:
         check_plot(args.plot)
+    if args.compare != "none" and loaded.settings.weights.format == "dummy":
+        raise ConfigError(
+            f"--compare {args.compare} needs the model's weights, which --load-format dummy leaves out; give --compare none"
+        )
     from minisgl.client.pipeline import Pipeline
 
     cases: Sequence[Case] = args.case or DEFAULT_CASES

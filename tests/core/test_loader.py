@@ -5,7 +5,7 @@ from safetensors.torch import save_file
 
 from minisgl.nn.checkpoint import Checkpoint, Reader
 from minisgl.nn.layers import Linear, ParamSpec
-from minisgl.nn.loader import _joined, _pieces
+from minisgl.nn.loader import _joined, pieces_of
 from minisgl.runtime.model import TpInfo
 
 CPU = torch.device("cpu")
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 def _fill(ckpt, spec, dtype, device, tp):
     """The parameter that the rank ``tp`` gets, after checking that it reads no byte more than that needs (M13)."""
     with Reader(ckpt) as reader:
-        (parts,) = reader.read([_pieces(spec, tp)])
+        (parts,) = reader.read([pieces_of(spec, tp)])
         got = _joined(parts, spec, dtype, device, tp)
         padding = 0 if not spec.pad else int((got == 0).all(1).sum()) * got[0].nbytes
         assert reader.bytes_read == got.nbytes - padding

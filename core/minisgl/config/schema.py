@@ -56,7 +56,9 @@ class ModelSettings(Section):
 
 
 class WeightsSettings(Section):
-    format: Literal["auto", "safetensors"] = Field("auto", description="format of the weights")
+    format: Literal["auto", "safetensors", "dummy"] = Field(
+        "auto", description="of the weights; auto: safetensors; dummy: random, from config.json alone, to measure with"
+    )
 
 
 class LimitsSettings(Section):

@@ -19,6 +19,7 @@ from minisgl.base.types import ExecInfo, LocalModel
 from minisgl.base.vocabulary import tokenizer_ids
 from minisgl.config.schema import LimitsSettings, Settings
 from minisgl.nn.builder import Builder
+from minisgl.nn.dummy import dummy_weights
 from minisgl.nn.loader import load_weights
 from minisgl.nn.quant import make_quant
 from minisgl.plugin.registry import Registry
@@ -69,7 +70,10 @@ def build_worker(
     tp = TpInfo(comm.rank, comm.size)
     builder = Builder(facts, comm, dtype, device, model_len, quant)
     model = cls(ModelContext(facts, tp, dtype, device, builder))
-    load_weights(model, local.weights, device, tp, progress=progress)
+    if config.weights.format == "dummy":
+        dummy_weights(model, device, tp, config.engine.seed or 0, progress)
+    else:
+        load_weights(model, local.weights, device, tp, progress=progress)
     model.eval()
     room = plan_room(config.kv, spec, facts.layers, device, max_slots, model_len)
     if comm.size > 1:

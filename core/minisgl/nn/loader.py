@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from minisgl.base.errors import ModelError
 from minisgl.base.parallel import vocab_rows
 from minisgl.nn.checkpoint import DTYPES, INDEX, Checkpoint, Piece, Reader, read_index
-from minisgl.nn.layers import ParamSpec, layers
+from minisgl.nn.layers import Layer, ParamSpec, layers
 from minisgl.runtime.model import Model, TpInfo
 
 _SHOWN = 8  # names in an error message
@@ -48,29 +48,50 @@ def load_weights(
             "weights: the model has no safetensors file, so no tensor was loaded; give a folder that holds some"
         )
     ckpt = Checkpoint(files)
-    found = [(m, _found(_renamed(s, model.rename), ckpt)) for path, m in layers(model) for s in m.specs(path)]
+    found = [(m, _found(_renamed(s, model.rename), ckpt)) for m, s in specs_of(model)]
     unused = _check(ckpt, model, [spec for _, spec in found])
-    groups = [(m, spec, _pieces(spec, tp)) for m, spec in found]
+    groups = [(m, spec, pieces_of(spec, tp)) for m, spec in found]
     groups.sort(key=lambda g: _place(g[2], ckpt))
     total, done = sum(_nbytes(ckpt, pieces) for _, _, pieces in groups), 0
-    left = Counter(id(m) for m, _ in found)
+    filling = Filling(model, [m for m, _ in found])
     with Reader(ckpt, pinned=device.type == "cuda") as reader:
         for (layer, spec, pieces), parts in zip(groups, reader.read(g[2] for g in groups)):
-            holder, _, attr = spec.name.rpartition(".")
-            owner = model.get_submodule(holder)
-            dtype = getattr(owner, attr).dtype
-            setattr(owner, attr, nn.Parameter(_joined(parts, spec, dtype, device, tp), requires_grad=False))
+            filling.put(layer, spec, _joined(parts, spec, filling.dtype(spec), device, tp))
             done += _nbytes(ckpt, pieces)
             progress("weights", done, total)
-            left[id(layer)] -= 1
-            if not left[id(layer)]:
-                layer.finish()
-    for _, layer in layers(model):
-        if id(layer) not in left:  # it has no parameters of its own: it may share another's
-            layer.finish()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)  # other streams will read the parameters
+    filling.end(device)
     return LoadReport(len({n for _, s in found for n, _ in _tensors(s)}), done, tuple(sorted(unused)))
+
+
+class Filling:
+    """Puts the parameters into a model; each layer is finished when it has all of its own. ``owners``: the layer of each
+    parameter that will come."""
+
+    def __init__(self, model: Model, owners: Sequence[Layer]) -> None:
+        self._model, self._left = model, Counter(map(id, owners))
+
+    def dtype(self, spec: ParamSpec) -> torch.dtype:
+        found: torch.dtype = self._model.get_parameter(spec.name).dtype
+        return found
+
+    def put(self, layer: Layer, spec: ParamSpec, value: Tensor) -> None:
+        holder, _, name = spec.name.rpartition(".")
+        setattr(self._model.get_submodule(holder), name, nn.Parameter(value, requires_grad=False))
+        self._left[id(layer)] -= 1
+        if not self._left[id(layer)]:
+            layer.finish()
+
+    def end(self, device: torch.device) -> None:
+        """Finish the layers that have no parameters of their own: they may share another's."""
+        for _, layer in layers(self._model):
+            if id(layer) not in self._left:
+                layer.finish()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # other streams will read the parameters
+
+
+def specs_of(model: Model) -> list[tuple[Layer, ParamSpec]]:
+    return [(layer, spec) for path, layer in layers(model) for spec in layer.specs(path)]
 
 
 def _renamed(spec: ParamSpec, rename: Sequence[tuple[str, str]]) -> ParamSpec:
@@ -147,7 +168,7 @@ def _place(pieces: Sequence[Piece], ckpt: Checkpoint) -> tuple[int, int]:
     return ckpt.files.index(first.file), first.start
 
 
-def _pieces(spec: ParamSpec, tp: TpInfo) -> list[Piece]:
+def pieces_of(spec: ParamSpec, tp: TpInfo) -> list[Piece]:
     """What a rank reads of the checkpoint to fill the parameter: its share of each part, no more (M13)."""
     pieces, above = [], 0
     for (name, shape), share in zip(spec.parts, _shares(spec, tp)):
@@ -162,11 +183,16 @@ def _pieces(spec: ParamSpec, tp: TpInfo) -> list[Piece]:
     return pieces
 
 
+def rows_of(spec: ParamSpec, rows: int, tp: TpInfo) -> int:
+    """Of the parameter that ``rows`` are read for; it has more where the rank's share ends in padding."""
+    return vocab_rows(spec.parts[0][1][0], tp.size) if spec.pad else rows
+
+
 def _joined(parts: Sequence[Tensor], spec: ParamSpec, dtype: torch.dtype, device: torch.device, tp: TpInfo) -> Tensor:
     """The parameter of this rank from what was read, on the device; ``parts`` are matrices one below the other."""
     inner = spec.parts[0][1][1:] if len(spec.parts[0][1]) != 2 else parts[0].shape[1:]
     rows = sum(p.shape[0] for p in parts)
-    room = vocab_rows(spec.parts[0][1][0], tp.size) if spec.pad else rows
+    room = rows_of(spec, rows, tp)
     pinned = device.type == "cuda"
     if len(parts) == 1 and rows == room:
         return parts[0].view(rows, *inner).to(device=device, dtype=dtype, non_blocking=pinned)

@@ -39,10 +39,11 @@ def resolve_model(
     their scheme alone: being installed does not make them active. A hub id is never taken for a folder (fault N6).
 
     Args: progress: called with (what, done bytes, total bytes) during downloads and conversions. weights: False leaves the
-        weight files out.
+        weight files out, as does ``weights.format = "dummy"``.
     Raises: ModelError, PluginError, ConfigError.
     """
     ref, revision = settings.model.path, settings.model.revision
+    weights = weights and settings.weights.format != "dummy"
     name, rest = _split(ref, registry)
     if name is None and hooks is not None:
         found = hooks.first("resolve_model", ref=ref, revision=revision)
