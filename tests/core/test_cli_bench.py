@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minisgl.testing.bytemodel import write_byte_model
-from minisgl_cli.bench import report
+from minisgl_cli.bench import load, report
 from minisgl_cli.bench.offline import Case, parse_case
 from minisgl_cli.main import main
 
@@ -53,3 +53,24 @@ def test_offline_prints_a_line_of_json_and_draws(tmp_path: Path, capsys: pytest.
     assert case["case"] == "2 x 4 in, 3-5 out"
     assert case["minisgl tok/s"] > 0
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_load_compares_with_a_sequential_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_byte_model(tmp_path / "model", 64, weights=True)
+    argv = ["bench", "load", "--model", str(model), "--repeats", "1", "--engine.threads", "1", "--device", "cpu"]
+    assert main(argv) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    found = json.loads(line)
+    assert [case["what"] for case in found["cases"]] == ["sequential read", "into memory", "ready to run"]
+    assert found["bytes"] == sum(f.stat().st_size for f in model.glob("*.safetensors"))
+    assert found["cases"][0]["of sequential"] == 1
+    assert main([*argv, "--load-format", "dummy"]) == 78
+    assert "give --generate GIB" in capsys.readouterr().err
+
+
+def test_what_is_dropped_from_the_page_cache_is_gone(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    file.write_bytes(bytes(1 << 20))
+    with file.open("rb") as f:
+        assert sum(b & 1 for b in load.resident(f.fileno())) == 256
+        assert load.drop([file]) in (0, 1)  # 1: a file system that lives in the page cache
