@@ -154,8 +154,8 @@ class Served:
         self.executor.book.use(Script.model_validate({"in_order": list(replies), **script}))
 
     def hold(self, passes: int = 0) -> None:
-        """The engine makes this many passes with work to do, and then no more until ``go_on``."""
-        self._passes = passes
+        """The engine makes passes with work to do until this many steps are committed, and then no more until ``go_on``."""
+        self._passes = passes + self.engine.loop.depth - 1 if passes else 0
 
     def go_on(self) -> None:
         self._passes = math.inf

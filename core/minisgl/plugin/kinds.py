@@ -49,7 +49,7 @@ KINDS: dict[str, Kind] = {
         Kind("sampler", "minisgl.runtime.sampling:Sampler", "samplers", torch=True, default="torch"),
         Kind("cache", "minisgl.sched.cache:CachePolicy", "cache policies", default="radix"),
         Kind("scheduler", "minisgl.sched.policy:SchedulerPolicy", "scheduler policies", default="chunked"),
-        Kind("loop", "minisgl.engine.loop:StepLoop", "step loops", default="sync"),
+        Kind("loop", "minisgl.engine.loop:StepLoop", "step loops", default="overlap"),
         Kind("executor", "minisgl.engine.executor:Executor", "executors", default="local"),
         Kind(
             "frontend", "minisgl.client.frontend:Frontend", "frontends", many=True, roles=("api",), default=("openai",)
