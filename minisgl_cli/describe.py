@@ -72,9 +72,10 @@ def _select(kind: str, name: str) -> str:
 def _option(kind: str, name: str, key: str, f: Any) -> dict[str, str]:
     shown = f.annotation.__name__ if isinstance(f.annotation, type) else str(f.annotation).replace("typing.", "")
     env = "__".join(re.sub(r"\W", "_", part) for part in (kind, name, key))
+    settings = KINDS[kind].by_config  # else the options are those of a command line alone
     return {
-        "toml": f"[{kind}.{name}] {key}",
-        "env": f"MINISGL_{env.upper()}",
+        "toml": f"[{kind}.{name}] {key}" if settings else f"{kind}.{name}.{key}",
+        "env": f"MINISGL_{env.upper()}" if settings else "",
         "cli": f"--{kind}.{name}.{key}".replace("_", "-"),
         "type": shown,
         "default": default_text(f),

@@ -132,7 +132,7 @@ def _card(d: dict[str, Any]) -> str:
     for o in d["options"]:
         shown = f" (default {o['default']})" if o["default"] else ""
         lines += [f"    {o['toml']}: {o['type']}{shown}", *([f"        {o['doc']}"] if o["doc"] else [])]
-        lines.append(f"        {o['cli']}   {o['env']}")
+        lines.append(f"        {o['cli']}   {o['env']}".rstrip())
     return "\n".join(lines)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import isfinite
@@ -14,14 +14,17 @@ from typing import Any
 
 from minisgl.base.errors import ConfigError
 
+KEYS = ("scheduler", "cache", "router")  # of a result: what is compared
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One combination that is compared. ``router``: None with one engine."""
+    """One combination that is compared. ``router``: None with one engine; ``options``: of it."""
 
     scheduler: str
     cache: str
     router: str | None
+    options: Mapping[str, str]
 
 
 def run(argv: list[str]) -> int:
@@ -42,11 +45,16 @@ def run(argv: list[str]) -> int:
         raise ConfigError(f"--json {args.json}: there is no folder {str(args.json.parent)!r}")
     settings = loaded.settings
     routers = args.router if args.replicas > 1 else [None]
-    if args.replicas == 1 and (args.router != ["round-robin"] or args.router_option):
+    if args.replicas == 1 and (args.router != ["round-robin"] or picked.router_options):
         raise ConfigError("--router chooses between engines; with --replicas 1 there is nothing to choose")
-    schedulers = picked.scheduler or list(settings.use("scheduler"))
-    caches = picked.cache or list(settings.use("cache"))
-    policies = [Policy(*names) for names in product(schedulers, caches, routers)]
+    if unused := sorted(picked.router_options.keys() - set(args.router)):
+        raise ConfigError(f"config: --router.{unused[0]} has options, but --router is {','.join(args.router)}")
+    schedulers = picked.schedulers or list(settings.use("scheduler"))
+    caches = picked.caches or list(settings.use("cache"))
+    policies = [
+        Policy(scheduler, cache, router, picked.router_options.get(router or "", {}))
+        for scheduler, cache, router in product(schedulers, caches, routers)
+    ]
     _report(args, _simulate(args, settings, registry, policies))
     return 0
 
@@ -101,7 +109,6 @@ def _one(
 ) -> dict[str, Any]:
     from minisgl_cli.simulate.cluster import Cluster
     from minisgl_cli.simulate.limits import with_policies
-    from minisgl_cli.simulate.options import router_options
     from minisgl_cli.simulate.workload import at_rate, rate_of
 
     chosen = with_policies(settings, policy.scheduler, policy.cache, args.sim_seed)
@@ -109,10 +116,9 @@ def _one(
     if policy.router is not None:
         from minisgl.client.router import RouterContext
 
-        options = router_options(args.router_option)
         rng = Random(args.sim_seed)
         router = world.registry.create(
-            "router", policy.router, options, lambda s: RouterContext(s, world.replicas, rng)
+            "router", policy.router, policy.options, lambda s: RouterContext(s, world.replicas, rng)
         )
     timed = requests if rate is None else at_rate(requests, rate)
     found = Cluster(world, chosen, router, timed).run()
@@ -127,9 +133,11 @@ def _report(args: Namespace, found: dict[str, Any]) -> None:
 
     results = found["results"]
     where = f"{found['replicas']} x {found['shape']} on {found['hardware']}"
-    title = f"simulate: {where}, {found['source']} requests, loop {found['loop']}"
-    table(title, [_policy(r) | _throughput(r) for r in results])
-    table("latency in ms", [_policy(r) | _latency(r) for r in results])
+    first = results[0]
+    fixed = " ".join(f"{k}={first[k]}" for k in KEYS if first[k] and len({r[k] for r in results}) == 1)
+    title = f"simulate: {where}, {found['source']} requests, {fixed} loop={found['loop']}"
+    table(title, [_policy(r, results) | _throughput(r) for r in results])
+    table("latency in ms", [_policy(r, results) | _latency(r) for r in results])
     line = json.dumps({"simulate": found, "environment": environment()})
     print(line, flush=True)
     if args.json is not None:
@@ -143,13 +151,13 @@ def _report(args: Namespace, found: dict[str, Any]) -> None:
 
 def _label(r: dict[str, Any], results: Sequence[dict[str, Any]]) -> str:
     """The parts of a policy in which the results differ."""
-    keys = [k for k in ("scheduler", "cache", "router") if len({x[k] for x in results}) > 1] or ["scheduler"]
+    keys = [k for k in KEYS if len({x[k] for x in results}) > 1] or ["scheduler"]
     return " ".join(str(r[k]) for k in keys)
 
 
-def _policy(r: dict[str, Any]) -> dict[str, Any]:
+def _policy(r: dict[str, Any], results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     rate = r["rate"] if isinstance(r["rate"], str) else f"{r['rate']:.4g}"
-    return {"policy": " ".join(filter(None, (r["scheduler"], r["cache"], r["router"]))), "rate": rate}
+    return {"policy": _label(r, results), "rate": rate}
 
 
 def _throughput(r: dict[str, Any]) -> dict[str, Any]:
@@ -159,12 +167,12 @@ def _throughput(r: dict[str, Any]) -> dict[str, Any]:
     return {
         "done": r["requests"],
         "req/s": per_s("requests_per_s"),
-        "output tok/s": per_s("output_tokens_per_s"),
-        "cache hits": f"{r['hit_rate']:.1%}",
+        "out tok/s": per_s("output_tokens_per_s"),
+        "hits": f"{r['hit_rate']:.1%}",
         "preempted": r["preemptions"],
         "refused": r["refused"],
         "failed": r["failed"],
-        "device busy": f"{r['busy']:.0%}",
+        "busy": f"{r['busy']:.0%}",
     }
 
 

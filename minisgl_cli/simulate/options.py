@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -47,12 +48,37 @@ def natural(text: str) -> int:
     return value
 
 
-def compared(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """Take out the kinds of which several are compared: as settings they have one value."""
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Policies of which several may be named; None: as the settings have it. ``router_options``: router -> option -> value."""
+
+    schedulers: list[str] | None
+    caches: list[str] | None
+    router_options: dict[str, dict[str, str]]
+
+
+def compared(argv: Sequence[str]) -> tuple[Compared, list[str]]:
+    """Take out what is no setting here: kinds of which several are compared, and ``--router.NAME.OPTION VALUE``.
+
+    Returns: it, and the rest of the command line. Raises: ConfigError for an option of a router without a value.
+    """
     first = ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--scheduler", type=names)
     first.add_argument("--cache", type=names)
-    return first.parse_known_args(list(argv))
+    args, rest = first.parse_known_args(list(argv))
+    options: dict[str, dict[str, str]] = {}
+    left: list[str] = []
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--router."):
+            left.append(word)
+            continue
+        flag, eq, value = word.partition("=")
+        name, dot, key = flag.removeprefix("--router.").rpartition(".")
+        if not dot or not (eq or rest):
+            raise ConfigError(f"config: {word}: write --router.NAME.OPTION VALUE")
+        options.setdefault(name, {})[key.replace("-", "_")] = value if eq else rest.pop(0)
+    return Compared(args.scheduler, args.cache, options), left
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -62,7 +88,7 @@ def arguments(parser: ArgumentParser) -> None:
     group.add_argument("--cache", metavar="A[,B]", help="cache policies to compare")
     group.add_argument("--replicas", type=positive, default=1, metavar="N", help="engines")
     group.add_argument("--router", type=names, default=["round-robin"], metavar="A[,B]", help="routers to compare")
-    group.add_argument("--router-option", action="append", default=[], metavar="KEY=VALUE", help="of the router")
+    group.add_argument("--router.NAME.OPTION", metavar="VALUE", dest="_", help="see minisgl plugins info router.NAME")
     group.add_argument("--shape", default="qwen3-0.6b", metavar="NAME", help=f"config.json, or {', '.join(SHAPES)}")
     group.add_argument("--hardware", choices=tuple(HARDWARE), default="h200", help="rates of the device")
     group.add_argument("--calibrate", type=Path, metavar="FILE", help="measured steps, to fit step times to")
@@ -95,16 +121,14 @@ def synthetic(args: Namespace) -> Synthetic:
         raise ConfigError(f"--{shaping[0].replace('_', '-')} shapes made-up requests; it does not go with --trace")
     if args.trace is None and args.rate is None:
         args.rate = [1.0]
-    return Synthetic(**given)
-
-
-def router_options(pairs: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for pair in pairs:
-        key, eq, value = pair.partition("=")
-        if not eq:
-            raise ConfigError(f"--router-option {pair!r}: write KEY=VALUE")
-        found[key.replace("-", "_")] = value
+    found = Synthetic(**given)
+    for key, on, other in (
+        ("system_len", found.system_prompts, "--system-prompts above 0"),
+        ("long_len", found.long_share, "--long-share above 0"),
+        ("think_s", found.turns[1] > 1, "--turns above 1"),
+    ):
+        if key in given and not on:
+            raise ConfigError(f"--{key.replace('_', '-')} has no effect without {other}")
     return found
 
 

@@ -57,9 +57,9 @@ def rate_of(requests: Sequence[Request]) -> float:
 def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
     """The same requests in the same pattern at ``rate`` per second (see rate_of); with inf all at once, but for those that
     follow another: they keep their distance from that one's end. Raises: ConfigError if there is no pattern."""
-    start, factor = min(r.at_s for r in requests if r.follows is None), rate_of(requests) / rate
+    firsts = [r.at_s for r in requests if r.follows is None]
+    factor = rate_of(requests) / rate if isfinite(rate) and len(firsts) > 1 else 0.0
     if not isfinite(factor):
-        if isfinite(rate):
-            raise ConfigError(f"--rate {rate:g}: all requests come at one time, so there is no pattern to stretch")
-        factor = 0.0
+        raise ConfigError(f"--rate {rate:g}: all requests come at one time, so there is no pattern to stretch")
+    start = min(firsts)
     return [r if r.follows is not None else replace(r, at_s=(r.at_s - start) * factor) for r in requests]

@@ -339,6 +339,17 @@ def test_the_verb_compares_policies_at_rates(tmp_path: Path, capsys: pytest.Capt
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_options_of_routers_count(capsys: pytest.CaptureFixture[str]) -> None:
+    """A router that may never prefer an engine with more requests, and counts no prefix below the whole prompt."""
+    argv = ["simulate", "--replicas", "2", "--router", "prefix-aware", "--rate", "50", "--requests", "40"]
+    argv += ["--system-prompts", "2", "--input-len", "16-32", "--output-len", "4"]
+    hits = []
+    for options in ([], ["--router.prefix-aware.min-match", "1", "--router.prefix-aware.max-lead=0"]):
+        assert main([*argv, *options]) == 0
+        hits.append(result_of(capsys.readouterr().out)["results"][0]["hit_rate"])
+    assert hits[0] != hits[1]
+
+
 def test_the_verb_replays_a_trace_as_recorded_and_faster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = {"input_length": 600, "output_length": 3, "hash_ids": [1, 2]}
     path = tmp_path / "t.jsonl"
@@ -384,10 +395,14 @@ def test_step_times_can_be_measured_ones(tmp_path: Path, capsys: pytest.CaptureF
         (["--scheduler", "chunky"], "scheduler"),
         (["--replicas", "2", "--router", "nearest"], "router"),
         (["--router", "prefix-aware"], "with --replicas 1 there is nothing to choose"),
-        (["--replicas", "2", "--router-option", "x"], "write KEY=VALUE"),
-        (["--replicas", "2", "--router-option", "x=1"], "unknown option router.round-robin.x"),
+        (["--replicas", "2", "--router.round-robin.x"], "write --router.NAME.OPTION VALUE"),
+        (["--replicas", "2", "--router.round-robin.x", "1"], "unknown option router.round-robin.x"),
+        (["--replicas", "2", "--router.prefix-aware.max-lead=1"], "but --router is round-robin"),
         (["--server.port", "1"], "--server.port has no effect on a simulation"),
         (["--shape", "gpt"], "--shape 'gpt' is neither"),
+        (["--long-len", "1-2"], "--long-len has no effect without --long-share above 0"),
+        (["--system-len", "9"], "--system-len has no effect without --system-prompts above 0"),
+        (["--think-s", "1"], "--think-s has no effect without --turns above 1"),
         (["--trace", "t.jsonl", "--turns", "2"], "--turns shapes made-up requests"),
         (["--trace", "gone.jsonl"], "it cannot be read"),
         (["--plot", "gone/x.png"], "there is no folder"),

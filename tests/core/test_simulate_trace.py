@@ -146,6 +146,7 @@ def test_what_follows_another_request_keeps_its_pause() -> None:
 def test_requests_that_come_at_once_cannot_be_stretched() -> None:
     with pytest.raises(ConfigError, match="no pattern to stretch"):
         at_rate([one(3.0), one(3.0)], 2.0)
+    assert [r.at_s for r in at_rate([one(3.0)], 2.0)] == [0.0]  # one alone has none and needs none
 
 
 # --------------------------------------------------------------------------------------------------------- synthetic
