@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from minisgl.testing.bytemodel import write_byte_model
 from minisgl.testing.server import Server
+from minisgl_cli.simulate.cost import calibrate
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -92,6 +94,33 @@ def test_options_in_commands_exist(words: list[str]) -> None:
     command = [sys.executable, "-m", "minisgl_cli", "config", "check", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def simulations() -> list[Any]:
+    lines = [line for p in blocks("bash") for line in p.values[0].splitlines() if line.startswith("minisgl simulate")]
+    return [pytest.param(shlex.split(line, comments=True)[1:], id=line[17:60]) for line in lines]
+
+
+@pytest.mark.parametrize("words", simulations())
+def test_simulations_run(words: list[str], tmp_path: Path) -> None:
+    """The traces and measured steps that the documentation shows are the files in its commands."""
+    for p in blocks("json"):
+        for name, key in (("trace.jsonl", '{"timestamp"'), ("steps.jsonl", '{"tokens"')):
+            if p.values[0].startswith(key):
+                (tmp_path / name).write_text(p.values[0])
+    command = [sys.executable, "-m", "minisgl_cli", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "TTFT" in done.stdout
+
+
+def test_measured_steps_example_writes_what_calibrate_reads(tmp_path: Path) -> None:
+    model = write_byte_model(tmp_path / "model", 256, weights=True)
+    script, steps = ROOT / "docs" / "examples" / "measure_steps.py", tmp_path / "steps.jsonl"
+    command = [sys.executable, str(script), str(steps), "--model", str(model), "--engine.threads", "1"]
+    subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    fitted = calibrate(steps)
+    assert fitted.step_s + fitted.token_s > 0
 
 
 def test_links_lead_somewhere() -> None:
