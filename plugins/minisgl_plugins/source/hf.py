@@ -8,9 +8,11 @@ from pathlib import Path
 from minisgl.api import LocalModel, ModelError, ModelSource, SourceContext
 
 from .checkpoint import read_checkpoint, tokenizer_folder
+from .download import bar_class, watched
 
 SMALL = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "additional_chat_templates/*")
 IGNORE = ("original/*", "consolidated*", "onnx/*")  # other copies of the weights (fault M18)
+ORG_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -32,33 +34,39 @@ class HubSource(ModelSource):
     def _snapshot(self, ref: str, revision: str | None, weights: bool) -> Path:
         """The local folder of a snapshot, downloaded as needed. That all weight files are in it, is checked when they are
         listed: without a network the client also gives what an interrupted download left."""
-        from huggingface_hub import errors, snapshot_download
+        from huggingface_hub import snapshot_download
+
+        found = watched(
+            lambda tally: snapshot_download(
+                ref,
+                revision=revision,
+                cache_dir=self._ctx.hub_dir,
+                allow_patterns=[*SMALL, *(("*.safetensors",) if weights else ())],
+                ignore_patterns=list(IGNORE),
+                local_files_only=self._ctx.offline,
+                tqdm_class=bar_class(tally),
+            ),
+            f"downloading {ref} from the hub",
+            self._ctx.progress,
+        )
+        if isinstance(found, Exception):
+            raise ModelError(self._refusal(ref, revision, found)) from found
+        return Path(found)
+
+    def _refusal(self, ref: str, revision: str | None, e: Exception) -> str:
+        from huggingface_hub import errors
 
         at = f"{ref!r}" + (f" at {revision!r}" if revision else "")
-        try:
-            return Path(
-                snapshot_download(
-                    ref,
-                    revision=revision,
-                    cache_dir=self._ctx.hub_dir,
-                    allow_patterns=[*SMALL, *(("*.safetensors",) if weights else ())],
-                    ignore_patterns=list(IGNORE),
-                    local_files_only=self._ctx.offline,
-                )
-            )
-        except errors.GatedRepoError as e:
-            raise ModelError(
-                f"hub model {at} needs permission: accept its terms at https://huggingface.co/{ref}, then run: hf auth login"
-            ) from e
-        except errors.RepositoryNotFoundError as e:
-            raise ModelError(
+        if isinstance(e, errors.GatedRepoError):
+            return f"hub model {at} needs permission: accept its terms at https://huggingface.co/{ref}, then run: hf auth login"
+        if isinstance(e, errors.RepositoryNotFoundError):
+            return (
                 f"the hub has no model {at} (or it is private: run: hf auth login), and there is no folder {ref!r} here "
                 f"({Path.cwd()}) with a config.json"
-            ) from e
-        except errors.RevisionNotFoundError as e:
-            raise ModelError(f"hub model {ref!r} has no revision {revision!r}; give a branch, a tag or a commit") from e
-        except Exception as e:  # the client's own and its HTTP library's errors have no common base
-            raise ModelError(self._unreachable(at, ref, e)) from e
+            )
+        if isinstance(e, errors.RevisionNotFoundError):
+            return f"hub model {ref!r} has no revision {revision!r}; give a branch, a tag or a commit"
+        return self._unreachable(at, ref, e)
 
     def _unreachable(self, at: str, ref: str, e: Exception) -> str:
         where = self._ctx.hub_dir or "the hub client's cache"
