@@ -6,6 +6,7 @@ from importlib import import_module
 
 BENCHES = {
     "offline": ("minisgl_cli.bench.offline", "tokens per second of batches, in turn with transformers"),
+    "host": ("minisgl_cli.bench.host", "time of scheduling and of the prefix cache, without a model"),
     "load": ("minisgl_cli.bench.load", "how fast weights are read, in turn with one sequential read"),
 }
 

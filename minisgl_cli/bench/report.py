@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,6 +66,45 @@ def bar_plot(path: Path, title: str, labels: Sequence[str], series: Mapping[str,
     axes.set_title(title)
     axes.margins(y=0.15)
     axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Lines over (x, y) points, both axes logarithmic; ``limits`` are points that the lines of medians, all but
+    the ``dashed`` ones, should stay below."""
+
+    title: str
+    x: str
+    y: str
+    series: Mapping[str, Sequence[tuple[float, float]]]
+    limits: Sequence[tuple[float, float]] = ()
+    dashed: Collection[str] = ()
+
+
+def line_plot(path: Path, title: str, panels: Sequence[Panel]) -> None:
+    """Panels side by side, written to ``path``."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, grid = pyplot.subplots(1, len(panels), figsize=(6.0 * len(panels), 4.8), squeeze=False)
+    for axes, panel in zip(grid[0], panels, strict=True):
+        for name, points in panel.series.items():
+            style = "--" if name in panel.dashed else "-"
+            axes.plot(*zip(*points), style, marker="o", markersize=4, label=name)
+        if panel.limits:
+            axes.plot(*zip(*panel.limits), "k_", markersize=18, markeredgewidth=2, label="at most (solid lines)")
+        axes.set(xscale="log", yscale="log", xlabel=panel.x, ylabel=panel.y, title=panel.title)
+        ticks = sorted({x for points in panel.series.values() for x, _ in points})
+        axes.set_xticks(ticks, [f"{x:,}" for x in ticks])
+        axes.minorticks_off()
+        axes.grid(True, alpha=0.25)
+        axes.legend(fontsize=8)
+    figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

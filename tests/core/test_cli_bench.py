@@ -6,11 +6,14 @@ import json
 from argparse import ArgumentTypeError
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from minisgl.base.types import Tokens
 from minisgl.testing.bytemodel import write_byte_model
 from minisgl_cli.bench import load, report
 from minisgl_cli.bench.offline import Case, parse_case
+from minisgl_cli.bench.sink import text_worker
 from minisgl_cli.main import main
 
 
@@ -74,3 +77,54 @@ def test_what_is_dropped_from_the_page_cache_is_gone(tmp_path: Path) -> None:
     with file.open("rb") as f:
         assert sum(b & 1 for b in load.resident(f.fileno())) == 256
         assert load.drop([file]) in (0, 1)  # 1: a file system that lives in the page cache
+
+
+def test_host_measures_steps_whose_pages_are_evicted_and_draws(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    plot = tmp_path / "growth.png"
+    argv = [
+        "bench",
+        "host",
+        "--rows",
+        "1,16,256",
+        "--page-sizes",
+        "16,1",
+        "--cached",
+        "16384,32768",
+        "--steps",
+        "16",
+        "--requests",
+        "20",
+    ]
+    assert main([*argv, "--plot", str(plot)]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    result = json.loads(line)
+    pages = [(s["rows"], s["page"], s["evicted_pages"]) for s in result["steps"]]
+    assert pages == [(1, 16, 1 / 16), (16, 16, 1), (256, 16, 16), (1, 1, 1), (16, 1, 16), (256, 1, 256)]
+    assert [(a["requests"], a["cached_share"]) for a in result["admission"]] == [(20, 2048 / 2112)] * 2
+    assert [(c["page"], c["cached"]) for c in result["cache"]] == [(16, 16384), (16, 32768), (1, 16384), (1, 32768)]
+    assert [t["what"] for t in result["targets"]] == ["decode step, 256 rows, page 16"]
+    for row in (*result["steps"], *result["cache"]):
+        assert all(value > 0 for value in row.values())
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_host_refuses_a_cache_that_keeps_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "host", "--cache", "naive", "--rows", "1", "--steps", "1"]) == 78
+    assert "needs a cache that keeps every finished prompt; of 256 pages it kept 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "value"), [("--rows", "0"), ("--rows", "1,x"), ("--cached", "100")])
+def test_host_refuses_sizes_that_it_cannot_measure(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["bench", "host", option, value])
+    assert refused.value.code == 2
+    assert f"argument {option}" in capsys.readouterr().err
+
+
+def test_outputs_of_a_benchmark_go_to_another_process_that_ends_with_it() -> None:
+    with text_worker() as outbox:
+        for step in range(100):
+            outbox.send(Tokens(step, np.arange(8), np.arange(8, dtype=np.int32)))
