@@ -34,7 +34,7 @@ class LongestPrefixScheduler(SchedulerPolicy):
         )
         max_chunk: int | None = Field(None, ge=1, description="most prompt tokens of one request in one step")
         max_wait: int = Field(256, ge=0, description="steps that a request may be overtaken")
-        window: int = Field(32, ge=1, description="waiting requests looked at in a step; it bounds the cost of a step")
+        window: int = Field(32, ge=1, description="waiting requests compared at a time; it bounds the cost of a step")
 
     def __init__(self, ctx: SchedContext) -> None:
         self._settings = ctx.settings
@@ -56,12 +56,14 @@ class LongestPrefixScheduler(SchedulerPolicy):
         for r in v.prefilling():
             if not b.prefill(r, self._chunk):
                 return
-        if not v.free_slots:
-            return
-        for r in sorted(islice(self._queue, self._settings.window), key=lambda r: self._rank(v, r)):
-            grant = b.prefill(r, self._chunk, self._settings.reserve)
-            if not grant and grant.deny is not Deny.SHARED:
-                return
+        waiting, granted = iter(self._queue), True
+        while granted and v.free_slots:
+            granted = False
+            for r in sorted(islice(waiting, self._settings.window), key=lambda r: self._rank(v, r)):
+                grant = b.prefill(r, self._chunk, self._settings.reserve)
+                if not grant and grant.deny is not Deny.SHARED:
+                    return
+                granted |= bool(grant)
 
     def _rank(self, v: SchedView, r: ReqView) -> tuple[int, bool, int, int]:
         old = v.step - self._since[r.uid] >= self._settings.max_wait
