@@ -14,7 +14,7 @@ from minisgl.base.facts import ModelFacts, MoEFacts
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Sizes of a decoder. ``intermediate``: width of the MLP, 0 if every layer has experts. ``experts`` of width
-    ``expert_width`` in ``moe_layers`` layers, of which a token uses ``top_k``. ``max_len``: context in tokens."""
+    ``expert_width`` in ``moe_layers`` layers, of which a token uses ``top_k``. ``max_len``: context in tokens. ``tied``: the LM head is the embedding."""
 
     name: str
     layers: int
@@ -29,6 +29,7 @@ class Shape:
     top_k: int = 0
     expert_width: int = 0
     moe_layers: int = 0
+    tied: bool = True
 
     @property
     def dense_values(self) -> int:
@@ -55,8 +56,9 @@ class Shape:
 
     @property
     def values(self) -> int:
-        """All weights, the embedding counted as the head (as if tied)."""
-        return self.dense_values + self.experts * self.expert_values + self.head_values
+        """All weights; norms and biases are left out."""
+        embedding = 0 if self.tied else self.head_values
+        return self.dense_values + self.experts * self.expert_values + self.head_values + embedding
 
 
 SHAPES: dict[str, Shape] = {
@@ -65,9 +67,9 @@ SHAPES: dict[str, Shape] = {
         Shape("smollm2-135m", 30, 576, 1536, 9, 3, 64, 49152, 8192),
         Shape("qwen3-0.6b", 28, 1024, 3072, 16, 8, 128, 151936, 40960),
         Shape("llama-3.2-1b", 16, 2048, 8192, 32, 8, 64, 128256, 131072),
-        Shape("llama-3.1-8b", 32, 4096, 14336, 32, 8, 128, 128256, 131072),
-        Shape("qwen3-14b", 40, 5120, 17408, 40, 8, 128, 151936, 40960),
-        Shape("qwen3-30b-a3b", 48, 2048, 0, 32, 4, 128, 151936, 40960, 128, 8, 768, 48),
+        Shape("llama-3.1-8b", 32, 4096, 14336, 32, 8, 128, 128256, 131072, tied=False),
+        Shape("qwen3-14b", 40, 5120, 17408, 40, 8, 128, 151936, 40960, tied=False),
+        Shape("qwen3-30b-a3b", 48, 2048, 0, 32, 4, 128, 151936, 40960, 128, 8, 768, 48, tied=False),
     )
 }
 
@@ -109,4 +111,5 @@ def from_config(name: str, config: dict[str, Any]) -> Shape:
         top_k=moe.top_k if moe else 0,
         expert_width=moe.intermediate if moe else 0,
         moe_layers=len(moe.layers) if moe else 0,
+        tied=facts.tied,
     )

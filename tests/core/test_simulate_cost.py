@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,17 @@ def test_sizes_of_a_shape_add_up() -> None:
     assert TINY.head_values == 800
     assert TINY.kv_values == 16
     assert TINY.values == 1952
+    assert replace(TINY, tied=False).values == 1952 + 800
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("smollm2-135m", 0.135), ("qwen3-0.6b", 0.596), ("llama-3.2-1b", 1.236), ("llama-3.1-8b", 8.03), ("qwen3-14b", 14.77),
+     ("qwen3-30b-a3b", 30.53)],
+)  # fmt: skip
+def test_built_in_shapes_have_as_many_weights_as_the_models(name: str, billions: float) -> None:
+    """The counts that the models' publishers give."""
+    assert SHAPES[name].values / 1e9 == pytest.approx(billions, rel=0.005)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +83,7 @@ def test_a_shape_is_read_from_a_config(tmp_path: Path) -> None:
         "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 100, "max_position_embeddings": 512,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    expected = Shape(tmp_path.name, 2, 8, 16, 2, 1, 4, 100, 512)
+    expected = Shape(tmp_path.name, 2, 8, 16, 2, 1, 4, 100, 512, tied=False)
     assert find_shape(str(tmp_path)) == find_shape(str(tmp_path / "config.json")) == expected
 
 
