@@ -46,7 +46,7 @@ class Int8Quant(QuantMethod):
 
     def __init__(self, ctx: QuantContext) -> None:
         super().__init__(ctx)
-        self._inputs: dict[int, Tensor] = {}  # by padded width: what activations are written to, as long as was needed
+        self._rooms: dict[tuple[int, int], _Room] = {}  # by inputs and levels
         self._rotation = rotations()
         self.levels = 127 if self._exact(127) else 63
 
@@ -57,37 +57,54 @@ class Int8Quant(QuantMethod):
         """``levels``: of an activation's absolute value, 127, or 63 where sums of more could overflow 16 bits."""
         inputs = weight.shape[1]
         rotate, linear = self._rotation(inputs), torch.ops.quantized.linear_dynamic
-        packed, width, reduced = _pack(*quantize(weight, rotate)), _width(inputs), levels < 127
+        packed, reduced = _pack(*quantize(weight, rotate)), levels < 127
+        room = self._rooms.setdefault((inputs, levels), _Room(inputs, levels))
 
         def apply(x: Tensor, bias: Tensor | None) -> Tensor:
             x = rotate(x)
             largest = x.abs().amax(-1, True).clamp_min_(_TINY)  # [n, 1]
-            ranged = self._room(len(x), width, levels)
-            torch.div(x, largest, out=ranged[:, _EDGE : _EDGE + inputs])
+            ranged, values = room.of(len(x))
+            torch.div(x, largest, out=values)
             out: Tensor = linear(ranged, packed, reduced)
             return out.mul_(largest) if bias is None else torch.addcmul(bias, out, largest)
 
         return apply
 
-    def _room(self, rows: int, width: int, levels: int) -> Tensor:
-        """[rows, width] to write activations to, between the ends of the range. Layers of one width share it.
-
-        With these ends the kernel computes the scale 1 / levels, and a zero point in the middle.
-        """
-        buffer = self._inputs.get(width)
-        if buffer is None or len(buffer) < rows:
-            with torch.inference_mode(False):  # whoever calls first, others may write to it
-                buffer = torch.zeros(rows, width)
-                for edge in (buffer[:, :_EDGE], buffer[:, -_EDGE:]):
-                    edge[:, ::2], edge[:, 1::2] = 1.0, -(levels + 1) / levels
-            self._inputs[width] = buffer
-        return buffer[:rows]
-
     def _exact(self, levels: int) -> bool:
         """Whether the largest products are summed right. CPUs without VNNI add pairs of them in 16 bits."""
-        apply = self.product(torch.full((16, 63), 127.0), levels)  # 63 inputs are not rotated
-        out = apply(torch.ones(1, 63), None)
+        out = self.product(torch.full((16, 63), 127.0), levels)(torch.ones(1, 63), None)  # 63 inputs are not rotated
+        self._rooms.clear()
         return bool((out - 127.0 * 63).abs().max() < 1.0)
+
+
+class _Room:
+    """What activations are written to, between the ends of the range. Layers with as many inputs share it.
+
+    With these ends the kernel computes the scale 1 / levels, and a zero point in the middle.
+    """
+
+    def __init__(self, inputs: int, levels: int) -> None:
+        self._inputs, self._levels = inputs, levels
+        self._rows = 0
+        self._views: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def of(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Returns: [rows, width], and the part of it for the activations [rows, inputs]."""
+        if (found := self._views.get(rows)) is not None:
+            return found
+        if rows > self._rows:
+            self._views.clear()
+            self._grow(rows)
+        ranged = self._whole[:rows]
+        self._views[rows] = ranged, ranged[:, _EDGE : _EDGE + self._inputs]
+        return self._views[rows]
+
+    def _grow(self, rows: int) -> None:
+        with torch.inference_mode(False):  # whoever calls first, others may write to it
+            self._whole = torch.zeros(rows, _width(self._inputs))
+            for edge in (self._whole[:, :_EDGE], self._whole[:, -_EDGE:]):
+                edge[:, ::2], edge[:, 1::2] = 1.0, -(self._levels + 1) / self._levels
+        self._rows = rows
 
 
 def quantize(weight: Tensor, rotate: Rotation) -> tuple[Tensor, Tensor]:

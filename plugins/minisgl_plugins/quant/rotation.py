@@ -43,9 +43,9 @@ class Rotation:
         if self.size == 1:
             return x
         blocks = x.reshape(-1, self.size)
-        if self._many is not None and x.numel() >= _MANY:
+        if self._many is not None and len(blocks) >= _MANY // self.size:
             return self._many(blocks, None).view(x.shape)
-        return (blocks @ self._h).view(x.shape)
+        return torch.mm(blocks, self._h).view(x.shape)
 
     def weight(self, w: Tensor) -> Tensor:
         """The weight [outputs, inputs] whose product with rotated inputs is that of ``w`` with the inputs themselves."""
