@@ -6,7 +6,6 @@ import threading
 import time
 from queue import SimpleQueue
 from random import Random
-from statistics import median
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from minisgl_plugins.loop.sync import SyncLoop
 from minisgl_plugins.scheduler.chunked import ChunkedScheduler
 
 DEVICE_S, HOST_S = 0.005, 0.004
-ROWS, STEPS = 8, 60
+ROWS, STEPS, WINDOW = 8, 60, 10
 LIMITS = Limits(ROWS, 512, 1024, 16, 256)
 INFO = EngineInfo("m", ("m",), 512, 100, (1,), 16, 1024, ROWS, 256, "fake", "none", 0)
 
@@ -94,7 +93,7 @@ def spin(seconds: float) -> None:
 
 
 def step_ms(loop: StepLoop) -> float:
-    """Median time of a decode step."""
+    """Time of a decode step: the mean of the quietest WINDOW steps in a row. Other processes may have the cores."""
     cache = RadixCachePolicy(CacheContext(16, 1024, RadixCachePolicy.Settings(), lambda: 0))
     policy = ChunkedScheduler(SchedContext(ChunkedScheduler.Settings(), LIMITS, Random(0), lambda: 0))
     port, device = LocalPort(), ThreadDevice()
@@ -113,21 +112,20 @@ def step_ms(loop: StepLoop) -> float:
         port.inputs.extend(Admit(uid, ids + uid, SamplingSpec(max_new=STEPS + 20)) for uid in range(ROWS))
         for _ in range(5):
             engine.turn()
-        times = []
+        ends = [time.perf_counter()]
         for _ in range(STEPS):
-            start = time.perf_counter()
             engine.turn()
-            times.append(time.perf_counter() - start)
+            ends.append(time.perf_counter())
         assert engine.scheduler.n_decode == ROWS
-        return median(times) * 1e3
+        return min(b - a for a, b in zip(ends, ends[WINDOW:])) / WINDOW * 1e3
     finally:
         engine.close()
 
 
 def test_overlap_hides_the_hosts_work_and_sync_cannot() -> None:
-    """5 ms a step, not 9. Both loops in turn, up to eight times: another process may take the core for a while."""
+    """5 ms a step, not 9. Both loops in turn, again while a busy machine spoils it."""
     seen = []
-    for _ in range(8):
+    for _ in range(20):
         sync, overlap = (step_ms(loop(LoopContext(None))) for loop in (SyncLoop, OverlapLoop))
         seen.append((sync, overlap))
         assert sync >= 9.0, f"the device or the host did not take its time: {seen}"
