@@ -44,7 +44,9 @@ class ServerSettings(Section):
 
 
 class ModelSettings(Section):
-    path: str = Field(DEFAULT_MODEL, description="folder, *.gguf file, hub id, or dir:/gguf:/hf:/modelscope:/package: reference")
+    path: str = Field(
+        DEFAULT_MODEL, description="folder, *.gguf file, hub id, or dir:/gguf:/hf:/modelscope:/package: reference"
+    )
     revision: str | None = Field(None, description="branch, tag or commit of a hub model")
     served_names: tuple[str, ...] = Field((), description="names in the API; the first is the default")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field("auto", description="auto: float32 on a CPU")
