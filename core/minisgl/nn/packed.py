@@ -1,7 +1,7 @@
 """Weights of linear layers packed for the CPU.
 
 Torch hands float32 products to MKL, which is slow on CPUs of other makers, and leaves the weight in rows. oneDNN with the
-weight packed beforehand reads it faster on all: on two cores of an AMD EPYC 9005 a 135M Llama takes 0.53 of the time for
+weight packed beforehand reads it faster on all: on two cores of an AMD EPYC with AVX-512 a 135M Llama takes 0.53 of the time for
 one token, 0.40 for 16 and 0.45 for 256. The op is the one that torch.compile uses when it freezes a model.
 """
 
