@@ -784,6 +784,24 @@ def test_a_policy_sees_exact_numbers_and_is_denied_what_cannot_be() -> None:
     assert log[11] == (1, 1, 3, 5, Deny.BUSY)
 
 
+def test_what_a_policy_sees_cached_shrinks_with_evictions() -> None:
+    """The memo of a match does not outlive the pages it counted: a row that grows takes those of a waiting prompt."""
+    lab = Lab(slots=1, pages=8)
+    lab.give(ask(1, 17, max_new=1))
+    lab.finish()
+    lab.give(ask(2, ints([9] * 4), max_new=25))
+    lab.step()
+    lab.give(ask(3, 17, max_new=1))
+    [waits] = lab.scheduler.view.waiting()
+    seen = []
+    while 2 not in lab.ended:
+        if (pages := int(lab.scheduler.residency.rows.n_pages[0])) > 1:
+            seen.append((pages, lab.scheduler.view.cached(waits) // PAGE))
+        lab.step()
+    assert set(seen) == {(have, min(4, 8 - have)) for have in range(2, 8)}  # the row has what the prompt lost
+    lab.finish()
+
+
 def test_what_a_plugin_raises_names_it() -> None:
     class Broken(ChunkedScheduler):
         def plan(self, v: SchedView, b: StepBuilder) -> None:
