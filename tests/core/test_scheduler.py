@@ -662,6 +662,17 @@ def test_the_youngest_of_lowest_priority_is_preempted() -> None:
     lab.finish()
 
 
+def test_a_preempted_request_waits_before_those_that_came_later() -> None:
+    lab = Lab(pages=13, policy=build(ChunkedScheduler, reserve=0.01))
+    lab.give(*(ask(uid, ints([uid + 1] * 8), 40) for uid in range(3)))
+    lab.step()
+    lab.give(ask(3, ints([4] * 40), 2))
+    while not lab.count("preemptions"):
+        lab.step()
+    assert [r.uid for r in lab.scheduler.view.waiting()] == [2, 3]
+    lab.finish()
+
+
 def test_a_prompt_that_fills_the_pool_ends_by_length() -> None:
     """N3: two pages, a prompt that leaves room for one token."""
     lab, a, b = Lab(pages=2, slots=2), ask(1, 7, max_new=9), ask(2, ints([5] * 7), max_new=9)

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from minisgl.base.types import Admit, Limits, SamplingSpec, StepResult
+from minisgl.base.types import Admit, Limits, ReqState, SamplingSpec, StepResult
 from minisgl.engine.loop import LoopContext, StepLoop
 from minisgl.plugin.registry import Registry
-from minisgl.sched.policy import SchedContext, SchedulerPolicy
+from minisgl.sched.policy import ReqView, SchedContext, SchedulerPolicy, SchedView, StepBuilder
 from minisgl.testing.cache_model import ints
 from minisgl.testing.contract_scheduler import bundled_cache
 from minisgl.testing.contracts import ComponentContract
@@ -22,6 +22,27 @@ from minisgl.testing.traffic import Driver, busy_world
 def bundled_policy(ctx: SchedContext) -> SchedulerPolicy:
     cls = Registry.scan().load("scheduler", "chunked")
     return cast(SchedulerPolicy, cls(replace(ctx, settings=cls.Settings())))
+
+
+class Pausing(SchedulerPolicy):
+    """Asked while a request waits, it plans nothing in every other pass."""
+
+    def __init__(self, ctx: SchedContext) -> None:
+        self._inner = bundled_policy(ctx)
+        self._passes = 0
+
+    def arrived(self, r: ReqView) -> None:
+        self._inner.arrived(r)
+
+    def changed(self, r: ReqView, old: ReqState) -> None:
+        self._inner.changed(r, old)
+
+    def plan(self, v: SchedView, b: StepBuilder) -> None:
+        self._passes += 1
+        if self._passes % 2:
+            b.decode(False)
+        else:
+            self._inner.plan(v, b)
 
 
 class Watched(SimEngine):
@@ -84,6 +105,16 @@ class LoopContract(ComponentContract):
         engine.inbox.extend(admits)
         engine.run()
         assert engine.scheduler.in_flight == 0
+        for a in admits:
+            assert engine.tokens[a.uid] == expected(a, 128)[0]
+
+    def test_goes_on_after_a_pass_without_a_plan(self) -> None:
+        """A request that cannot run now is looked at again, without another arrival."""
+        engine = Watched(Limits(1, 128, 60, 4, 40), lambda c: bundled_cache("radix", c), Pausing, self.loop())
+        admits = [Admit(uid, ints(range(5 + uid)), SamplingSpec(max_new=6)) for uid in range(3)]
+        engine.inbox.extend(admits)
+        engine.run()
+        assert engine.blocked == 0
         for a in admits:
             assert engine.tokens[a.uid] == expected(a, 128)[0]
 
