@@ -12,6 +12,7 @@ from minisgl.base.errors import CacheError, ConfigError
 from minisgl.base.types import I32, Admit, Ended, Finish, Limits, ReqState, SamplingSpec, StepPlan, StepResult, Tokens
 from minisgl.engine.loop import LoopContext, StepLoop
 from minisgl.engine.port import Abort
+from minisgl.sched.builder import Builder
 from minisgl.sched.cache import Inserted, Lease
 from minisgl.sched.policy import Deny, ReqView, SchedContext, SchedulerPolicy, SchedView, StepBuilder
 from minisgl.testing.sim_engine import MakeCache, MakePolicy, SimEngine, build
@@ -660,6 +661,18 @@ def test_the_youngest_of_lowest_priority_is_preempted() -> None:
         lab.step()
     assert [r.uid for r in lab.scheduler.view.waiting()] == [2]
     lab.finish()
+
+
+def test_a_prompt_preempted_amid_prefill_is_not_cached() -> None:
+    """Its second page is half computed."""
+    lab, a = Lab(policy=build(ChunkedScheduler, max_chunk=6)), ask(1, 20)
+    lab.give(a)
+    lab.step()
+    [r] = lab.scheduler.view.prefilling()
+    assert Builder(lab.scheduler).preempt(r)
+    assert (lab.count("evictable"), lab.count("free")) == (0, 64)
+    lab.finish()
+    lab.check(a)
 
 
 def test_a_preempted_request_waits_before_those_that_came_later() -> None:
