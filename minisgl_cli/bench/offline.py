@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -12,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from minisgl.base.errors import ConfigError
+from minisgl_cli.bench.peer import TransformersPeer
 from minisgl_cli.bench.report import bar_plot, check_plot, json_line, table
 from minisgl_cli.options import parse, set_logging
 
@@ -95,8 +97,13 @@ def run(argv: list[str]) -> int:
     from minisgl.client.pipeline import Pipeline
 
     cases: Sequence[Case] = args.case or DEFAULT_CASES
-    with Pipeline(loaded.settings, registry=registry, hooks=hooks) as pipeline:
-        peer = transformers_peer(pipeline) if args.compare == "transformers" else None
+    with ExitStack() as stack:
+        peer = TransformersPeer() if args.compare == "transformers" else None
+        if peer is not None:
+            stack.callback(peer.close)
+        pipeline = stack.enter_context(Pipeline(loaded.settings, registry=registry, hooks=hooks))
+        if peer is not None:
+            peer.load(pipeline.model.path, pipeline.info.dtype, pipeline.info.device)
         rng = Random(args.bench_seed)
         rows = [measure(case, pipeline, peer, args.repeats, rng) for case in cases]
         picks = dict(pipeline.info.picks)
@@ -117,21 +124,19 @@ def draw(case: Case, vocab: int, rng: Random) -> Load:
     return Load(prompts, outputs)
 
 
-def measure(
-    case: Case, pipeline: Any, peer: Callable[[Load], float] | None, repeats: int, rng: Random
-) -> dict[str, Any]:
+def measure(case: Case, pipeline: Any, peer: TransformersPeer | None, repeats: int, rng: Random) -> dict[str, Any]:
     """Both sides in turn on the same prompts; medians of useful output tokens per second."""
     ours: list[float] = []
     theirs: list[float] = []
     run_ours(pipeline, draw(Case(case.requests, (8, 8), (4, 4)), pipeline.info.vocab, rng))  # warm up
     if peer is not None:
-        peer(draw(Case(case.requests, (8, 8), (4, 4)), pipeline.info.vocab, rng))
+        peer.generate(draw(Case(case.requests, (8, 8), (4, 4)), pipeline.info.vocab, rng).prompts, 4)
     for _ in range(repeats):
         load = draw(case, pipeline.info.vocab, rng)
         useful = sum(load.outputs)
         ours.append(useful / run_ours(pipeline, load))
         if peer is not None:
-            theirs.append(useful / peer(load))
+            theirs.append(useful / peer.generate(load.prompts, max(load.outputs)))
     row: dict[str, Any] = {"case": case.label, "minisgl tok/s": median(ours)}
     if peer is not None:
         row["transformers tok/s"] = median(theirs)
@@ -157,38 +162,3 @@ def run_ours(pipeline: Any, load: Load) -> float:
     seconds = time.perf_counter() - start
     assert produced == sum(load.outputs), (produced, sum(load.outputs))
     return seconds
-
-
-def transformers_peer(pipeline: Any) -> Callable[[Load], float]:
-    """One left-padded greedy ``generate`` of all prompts, as long as the longest output."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    dtype = getattr(torch, pipeline.info.dtype)
-    model: Any = AutoModelForCausalLM.from_pretrained(pipeline.model.path, dtype=dtype).to(pipeline.info.device).eval()
-
-    def generate(load: Load) -> float:
-        width, longest = max(map(len, load.prompts)), max(load.outputs)
-        ids = torch.zeros(len(load.prompts), width, dtype=torch.int64)
-        mask = torch.zeros_like(ids)
-        for i, prompt in enumerate(load.prompts):
-            ids[i, width - len(prompt) :] = torch.tensor(prompt)
-            mask[i, width - len(prompt) :] = 1
-        ids, mask = ids.to(model.device), mask.to(model.device)
-        start = time.perf_counter()
-        with torch.inference_mode():
-            out = model.generate(
-                ids,
-                attention_mask=mask,
-                max_new_tokens=longest,
-                min_new_tokens=longest,
-                do_sample=False,
-                temperature=None,
-                top_p=None,
-                top_k=None,
-                pad_token_id=0,
-            )
-        assert out.shape[1] == width + longest, (out.shape, width, longest)
-        return time.perf_counter() - start
-
-    return generate
