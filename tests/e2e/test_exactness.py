@@ -17,9 +17,9 @@ import pytest
 from minisgl.base.types import Delta, GenerateRequest, SamplingParams
 from minisgl.client.pipeline import Pipeline
 from minisgl.config.load import load_settings
-from minisgl.observe import Observer, ObserverContext, StepStats
 from minisgl.testing.checkpoints import llama_checkpoint
 from minisgl.testing.oracle import Agreement, Expected, load, transformers_greedy
+from minisgl.testing.recorder import StepRecorder
 
 COMPONENTS = (
     {"attention": "torch", "scheduler": "chunked", "loop": "sync"},
@@ -46,17 +46,6 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
     "mqa_tied": {"num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": True, "seed": 2},
     "mha_llama3_rope": {"num_attention_heads": 2, "num_key_value_heads": 2, "rope_parameters": LLAMA3_ROPE, "seed": 3},
 }
-
-
-class StepRecorder(Observer):
-    """Keeps what the engine says of each step."""
-
-    def __init__(self) -> None:
-        super().__init__(ObserverContext(None, "engine"))
-        self.steps: list[StepStats] = []
-
-    def step(self, s: StepStats) -> None:
-        self.steps.append(s)
 
 
 @dataclass

@@ -10,25 +10,12 @@ import pytest
 from minisgl import LLM, SamplingParams
 from minisgl.base.errors import ConfigError, RequestError
 from minisgl.base.types import Admit, GenerateRequest, Limits
-from minisgl.observe import Observer, ObserverContext, StepStats
 from minisgl.sched.policy import ReqView, SchedView
 from minisgl.testing.checkpoints import llama_checkpoint
+from minisgl.testing.recorder import StepRecorder
 from minisgl_plugins.scheduler.chunked import ChunkedScheduler
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-
-
-class StepRecorder(Observer):
-    def __init__(self) -> None:
-        super().__init__(ObserverContext(None, "engine"))
-        self.steps: list[StepStats] = []
-
-    def step(self, s: StepStats) -> None:
-        self.steps.append(s)
-
-    @property
-    def prefilled(self) -> int:
-        return sum(s.prefill_tokens for s in self.steps)
 
 
 @pytest.fixture(scope="module")
