@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 
 import numpy as np
@@ -15,6 +14,7 @@ from minisgl.engine.port import Abort
 from minisgl.sched.builder import Builder
 from minisgl.sched.cache import Inserted, Lease
 from minisgl.sched.policy import Deny, ReqView, SchedContext, SchedulerPolicy, SchedView, StepBuilder
+from minisgl.testing.calls import counted
 from minisgl.testing.sim_engine import MakeCache, MakePolicy, SimEngine, build
 from minisgl.testing.simulator import expected
 from minisgl_plugins.cache.naive import NaiveCachePolicy
@@ -866,26 +866,11 @@ def test_an_insert_that_breaks_the_contract_is_refused() -> None:
 
 def python_calls(lab: Lab) -> int:
     """Python function calls of one schedule and one commit."""
-    count = 0
-
-    def tick(frame: object, event: str, arg: object) -> None:
-        nonlocal count
-        count += event == "call"
-
-    scheduler = lab.scheduler
-    sys.setprofile(tick)
-    try:
-        plan = scheduler.schedule()
-    finally:
-        sys.setprofile(None)
+    plan, scheduling = counted(lab.scheduler.schedule)
     assert plan is not None
     result = lab.device.run(plan)
-    sys.setprofile(tick)
-    try:
-        scheduler.commit(result)
-    finally:
-        sys.setprofile(None)
-    return count
+    _, committing = counted(lambda: lab.scheduler.commit(result))
+    return scheduling + committing
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

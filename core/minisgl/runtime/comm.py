@@ -27,6 +27,9 @@ class Comm(ABC):
     def broadcast(self, x: Tensor) -> Tensor:
         """Args: x: of one shape on all ranks; overwritten on all but rank 0. Returns: rank 0's."""
 
+    def close(self) -> None:  # noqa: B027 - most have nothing to give back
+        """Gives back threads and connections. The last call; harmless twice."""
+
 
 class NoComm(Comm):
     """One rank. Layers of a model on one device do not even call it."""
@@ -45,7 +48,8 @@ class NoComm(Comm):
 
 class TorchComm(Comm):
     """Over a process group of torch.distributed: gloo between CPUs, NCCL between GPUs. The group need not be registered with
-    torch, so that a process can be in several unrelated ones. With NCCL calls are enqueued on the current stream."""
+    torch, so that a process can be in several unrelated ones. With NCCL calls are enqueued on the current stream. It owns the
+    group: a gloo group that outlives the interpreter's end terminates the process, so ``close`` lets go of it."""
 
     def __init__(self, group: Any) -> None:
         """Args: group: a ``torch.distributed.ProcessGroup`` or one of its backends."""
@@ -66,6 +70,9 @@ class TorchComm(Comm):
         x = x.contiguous()
         self._group.broadcast(x, 0).wait()
         return x
+
+    def close(self) -> None:
+        self._group = None
 
 
 def along(whole: Tensor, dim: int) -> Tensor:

@@ -10,6 +10,7 @@ import pytest
 from minisgl.base.errors import CacheError
 from minisgl.sched.cache import CacheContext, CachePolicy, EmptyLease
 from minisgl.testing.cache_model import CacheModel, Holder, ints
+from minisgl.testing.calls import counted
 from minisgl.testing.contracts import ComponentContract
 
 NAMESPACES = (b"", b"", b"salt")
@@ -171,7 +172,8 @@ class CacheContract(ComponentContract):
             holder = admit(large, [i, *range(20)], b"")
             assert holder is not None
             large.release(holder)
-        assert _calls_of(large.cache) <= _calls_of(small.cache) + 2
+        of_large, of_small = (counted(m.cache.stats, ("call", "c_call"))[1] for m in (large, small))
+        assert of_large <= of_small + 2
 
     def test_counts_hits_and_evictions_rightly_or_not_at_all(self) -> None:
         model = self.model(page_size=4)
@@ -191,20 +193,3 @@ class CacheContract(ComponentContract):
         one, two = self.model(), self.model()
         admit(one, list(range(16)), b"")
         assert two.match(list(range(16)), b"") == 0
-
-
-def _calls_of(cache: CachePolicy) -> int:
-    import sys
-
-    count = 0
-
-    def tick(frame: object, event: str, arg: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(tick)
-    try:
-        cache.stats()
-    finally:
-        sys.setprofile(None)
-    return count

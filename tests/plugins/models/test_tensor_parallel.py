@@ -223,6 +223,7 @@ def gloo_rank(folder, rank):
     assert comm.all_reduce(torch.tensor([1.5, rank])).tolist() == [3.0, 1.0]
     assert comm.broadcast(torch.tensor([rank + 7])).tolist() == [7]
     torch.save(generate(local_model(folder / "model"), comm), folder / f"rank{rank}.pt")
+    comm.close()
 
 
 if __name__ == "__main__":
