@@ -10,7 +10,7 @@ from minisgl.api import LocalModel, ModelError, ModelSource, SourceContext
 from .artifacts import Progress, build_once, convert
 from .checkpoint import read_checkpoint
 
-VERSION = 1  # of the conversion: a change of what it writes makes new folders
+VERSION = 2  # of the conversion: a change of what it writes makes new folders
 EDGE = 1 << 20
 
 

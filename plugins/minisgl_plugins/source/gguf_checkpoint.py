@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from minisgl.api import ModelError
 
 from .gguf_config import F32, ROPE_FREQS, Family, family, hf_config, hf_name, llama3_scaling
-from .gguf_tokenizer import write_tokenizer
+from .gguf_tokenizer import SPM_IDS, write_tokenizer
 
 SHARD_BYTES = 4 << 30
 
@@ -23,6 +23,8 @@ SHARD_BYTES = 4 << 30
 def read_metadata(reader: GGUFReader) -> dict[str, Any]:
     """All key-value pairs, and ``tensors``: names of the tensors."""
     found: dict[str, Any] = {name: field.contents() for name, field in reader.fields.items()}
+    if found.get("tokenizer.ggml.model") == "llama":
+        found = SPM_IDS | found
     return found | {"tensors": frozenset(t.name for t in reader.tensors)}
 
 

@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from minisgl.api import ModelError
 
+from .spm import TokenType
+
 F32 = npt.NDArray[np.float32]
 ROPE_FREQS = "rope_freqs.weight"
 
@@ -187,10 +189,16 @@ def _llama3_factors(scaling: Mapping[str, Any], theta: float, head_dim: int) -> 
     return np.asarray(1 / ((1 - smooth) / scaling["factor"] + smooth))
 
 
+# Control tokens that end a turn or a text whatever the file's keys say, which often name one alone; llama.cpp has them too.
+ENDS = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<|end|>", "<end_of_turn>")
+
+
 def special_ids(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """bos, eos and pad ids as config.json has them; eos is a list if a turn or message ends with another token."""
+    """bos, eos and pad ids as config.json has them; eos is a list if a turn or message ends with another token (A15)."""
     ids: dict[str, Any] = {k: meta.get(f"tokenizer.ggml.{k}_token_id") for k in ("bos", "eos", "padding", "eot", "eom")}
-    ends = sorted({int(ids[k]) for k in ("eos", "eot", "eom") if ids[k] is not None})
+    kinds = zip(meta.get("tokenizer.ggml.tokens", ()), meta.get("tokenizer.ggml.token_type", ()), strict=False)
+    named = {i for i, (token, kind) in enumerate(kinds) if kind == TokenType.CONTROL and token in ENDS}
+    ends = sorted({int(ids[k]) for k in ("eos", "eot", "eom") if ids[k] is not None} | named)
     found = {
         "bos_token_id": ids["bos"],
         "eos_token_id": ends[0] if len(ends) == 1 else ends,

@@ -1,90 +1,68 @@
-"""The tokenizer inside a GGUF file as tokenizer.json. Byte-level BPE (``tokenizer.ggml.model = gpt2``) only."""
+"""The tokenizer inside a GGUF file as tokenizer.json: byte-level BPE (``tokenizer.ggml.model = gpt2``) and SentencePiece BPE
+(``llama``)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from enum import IntEnum
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, processors
 from tokenizers.models import BPE
 
 from minisgl.api import ModelError
 
-
-class TokenType(IntEnum):
-    """``tokenizer.ggml.token_type``; llama.h."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
-
-
-def _split(pattern: str) -> Any:
-    """Words by a pattern of the model's own, then bytes."""
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-
-
-def _words(digits: str) -> str:
-    """The pattern that GPT-4, Llama 3 and Qwen share but for how many digits stay together."""
-    return (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
-        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
-
-
-def _gpt2() -> Any:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _smollm() -> Any:
-    """GPT-2's words, after every digit was split off alone."""
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
-
-
-# How text is cut into words before merging, by ``tokenizer.ggml.pre``. A wrong one gives wrong ids without an error, so an
-# unknown one is refused.
-PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
-    "default": _gpt2,
-    "gpt-2": _gpt2,
-    "smollm": _smollm,
-    "llama-bpe": lambda: _split(_words(r"\p{N}{1,3}")),
-    "qwen2": lambda: _split(_words(r"\p{N}")),
-}
-WHOLE_WORDS = {"llama-bpe"}  # a word that is in the vocabulary is taken whole, whatever the merges say
-NFC = {"qwen2"}
+from .gguf_words import words_of
+from .spm import TokenType, build_spm
 
 
 def build_tokenizer(meta: Mapping[str, Any]) -> Tokenizer:
     """Raises: ModelError for a kind of tokenizer that is not known here."""
-    kind, pre = meta.get("tokenizer.ggml.model"), meta.get("tokenizer.ggml.pre", "default")
-    if kind != "gpt2":
-        raise ModelError(f"tokenizer.ggml.model = {kind!r} is not supported; supported: 'gpt2' (byte-level BPE)")
-    if pre not in PRE_TOKENIZERS:
-        raise ModelError(f"tokenizer.ggml.pre = {pre!r} is not known; known: {', '.join(map(repr, PRE_TOKENIZERS))}")
+    kind = meta.get("tokenizer.ggml.model")
+    if kind not in _BUILDERS:
+        raise ModelError(
+            f"tokenizer.ggml.model = {kind!r} is not supported; supported: 'gpt2' (byte-level BPE), 'llama' (SentencePiece). "
+            "Take the model's safetensors files instead"
+        )
     tokens: list[str] = meta["tokenizer.ggml.tokens"]
-    vocab = {token: i for i, token in enumerate(tokens)}
-    if len(vocab) != len(tokens):
-        raise ModelError(f"the vocabulary has {len(tokens) - len(vocab)} tokens twice")
-    merges = [tuple(m.split(" ", 1)) for m in meta.get("tokenizer.ggml.merges", ())]
-    tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges, ignore_merges=pre in WHOLE_WORDS))
-    tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre]()
-    tokenizer.decoder = decoders.ByteLevel()
-    if pre in NFC:
-        tokenizer.normalizer = normalizers.NFC()
+    if len(set(tokens)) != len(tokens):
+        raise ModelError(f"the vocabulary has {len(tokens) - len(set(tokens))} tokens twice")
+    tokenizer = _BUILDERS[kind](tokens, meta)
     tokenizer.add_tokens(_added(tokens, meta.get("tokenizer.ggml.token_type", ())))
     _add_bos(tokenizer, tokens, meta)
     return tokenizer
+
+
+def _byte_level(tokens: list[str], meta: Mapping[str, Any]) -> Tokenizer:
+    words = words_of(meta)
+    vocab = {token: i for i, token in enumerate(tokens)}
+    merges = [tuple(m.split(" ", 1)) for m in meta.get("tokenizer.ggml.merges", ())]
+    tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges, ignore_merges=words.whole))
+    tokenizer.pre_tokenizer = words.pre_tokenizer()
+    tokenizer.decoder = decoders.ByteLevel()
+    if words.nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
+def _sentencepiece(tokens: list[str], meta: Mapping[str, Any]) -> Tokenizer:
+    for key in ("scores", "token_type"):
+        if len(meta.get(f"tokenizer.ggml.{key}", ())) != len(tokens):
+            raise ModelError(
+                f"tokenizer.ggml.{key} is missing, or not of as many tokens as the vocabulary, {len(tokens)}"
+            )
+    scores, types = meta["tokenizer.ggml.scores"], meta["tokenizer.ggml.token_type"]
+    unknown = int(meta["tokenizer.ggml.unknown_token_id"])
+    return build_spm(tokens, scores, types, unknown, bool(meta.get("tokenizer.ggml.add_space_prefix", True)))
+
+
+_BUILDERS = {"gpt2": _byte_level, "llama": _sentencepiece}
+SPM_IDS = {  # llama.cpp's, of files that do not say
+    "tokenizer.ggml.unknown_token_id": 0,
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+}
 
 
 def _added(tokens: list[str], types: Any) -> list[AddedToken]:
@@ -107,8 +85,12 @@ def _add_bos(tokenizer: Tokenizer, tokens: list[str], meta: Mapping[str, Any]) -
 
 
 def adds_bos(meta: Mapping[str, Any]) -> bool:
-    """``tokenizer.ggml.add_bos_token``; without it llama.cpp adds BOS for Llama 3 alone, of the kinds known here."""
-    return bool(meta.get("tokenizer.ggml.add_bos_token", meta.get("tokenizer.ggml.pre") == "llama-bpe"))
+    """``tokenizer.ggml.add_bos_token``; without it llama.cpp's rule: Llama's two kinds and tekken have it.
+
+    ``add_eos_token`` is for training and embeddings: a prompt that is to be continued does not end with EOS.
+    """
+    said = meta.get("tokenizer.ggml.add_bos_token")
+    return bool(said) if said is not None else meta["tokenizer.ggml.model"] == "llama" or words_of(meta).bos
 
 
 def tokenizer_config(meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 import pytest
 from gguf import GGUFReader
 from safetensors.numpy import load_file
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers.models import BPE
 
 from minisgl.base.errors import ModelError
 from minisgl.base.types import LocalModel
@@ -74,6 +75,18 @@ def test_end_tokens_of_turns_are_in_the_generation_config(
     assert resolve(str(tiny_gguf("b.gguf"))).generation["eos_token_id"] == eos
 
 
+def test_known_end_tokens_end_a_turn_though_no_key_names_them_a15(
+    tiny_gguf: Callable[..., Path], resolve: Callable[..., LocalModel], tiny_tokens: list[str]
+) -> None:
+    """Qwen2.5's files name <|im_end|> alone, whose generation_config.json has <|endoftext|> as well."""
+    tokens = [{"<turn>": "<|endoftext|>", "<tool>": "<|eot_id|>"}.get(t, t) for t in tiny_tokens]
+    model = resolve(str(tiny_gguf(change={"tokenizer.ggml.tokens": tokens})))
+    assert model.generation["eos_token_id"] == [
+        tokens.index("</s>"),
+        tokens.index("<|endoftext|>"),
+    ]  # the other is text
+
+
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 def test_scaled_rope_of_llama_3_is_recognized(factor: float) -> None:
     """Expected: the ratio of transformers' own frequencies without and with scaling, for Llama 3.1 and 3.2."""
@@ -130,8 +143,14 @@ def test_large_models_are_written_in_shards(
             (),
             "architecture 'gemma3' is not supported; supported: 'llama', 'qwen2', 'qwen3'",
         ),
-        ({"tokenizer.ggml.model": "llama"}, (), "tokenizer.ggml.model = 'llama'"),
-        ({"tokenizer.ggml.pre": "tekken"}, (), r"tokenizer.ggml.pre = 'tekken' is not known; known: 'default'"),
+        (
+            {"tokenizer.ggml.model": "t5"},
+            (),
+            "tokenizer.ggml.model = 't5' is not supported; supported: 'gpt2' .*'llama'",
+        ),
+        ({"tokenizer.ggml.model": "llama"}, (), "tokenizer.ggml.scores is missing"),
+        ({"tokenizer.ggml.pre": "bloom"}, (), r"tokenizer.ggml.pre = 'bloom' is not known; known: 'gpt-2', 'smollm'"),
+        ({"tokenizer.ggml.pre": None}, (), "lacks tokenizer.ggml.pre"),
         ({"llama.expert_count": 8}, (), "with experts"),
         ({"llama.block_count": None}, (), "lacks the key llama.block_count"),
         ({"llama.rope.scaling.type": "longrope"}, (), "'longrope' is not supported"),
@@ -282,12 +301,59 @@ def words_of(tokenizer: Tokenizer, text: str) -> list[str]:
         ("gpt-2", ["It", "'s", " 123", " ²", " !!", "\n", "\n", "ok"]),
         ("llama-bpe", ["It", "'s", " ", "123", " ", "²", " !!\n\n", "ok"]),
         ("qwen2", ["It", "'s", " ", "1", "2", "3", " ", "²", " !!\n\n", "ok"]),
+        ("deepseek-r1-qwen", ["It", "'s", " ", "1", "2", "3", " ", "²", " !!\n\n", "ok"]),
+        ("smaug-bpe", ["It", "'s", " ", "123", " ", "²", " !!\n\n", "ok"]),
+        ("tekken", ["It", "'s", " ", "1", "2", "3", " ", "²", " !!\n\n", "ok"]),
+        ("deepseek-coder", ["It", "'", "s", " ", "1", "2", "3", " ", "²", " !!", "\n", "\n", "ok"]),
+        ("default", ["It", "'", "s", " ", "123", " ", "²", " ", "!!", "\n", "\n", "ok"]),
     ],
 )
 def test_words_are_those_of_the_model_family(tiny_gguf: Callable[..., Path], pre: str, words: list[str]) -> None:
     """By hand from the patterns in llama.cpp's llama-vocab.cpp (llm_tokenizer_bpe)."""
     tokenizer = build_tokenizer(meta_of(tiny_gguf(change={"tokenizer.ggml.pre": pre})))
     assert words_of(tokenizer, "It's 123 ² !!\n\nok") == words
+
+
+TEXTS = [
+    "Hello world",
+    "  leading, trailing  ",
+    "2024 is 365 days; 3.14159",
+    "don't it's we'll DON'T camelCaseWords HTTPServer",
+    "a\n\n\nb\t\tc\r\n path/to/file//\n",
+    "世界 héllo 👩‍👩‍👧 ก็ดี",
+    "<|im_start|>user\nhi<|im_end|>\n",
+    "def f(x):\n    return x**2  # ok\n",
+    "\u00a0nbsp\u2003em\u200b",
+    "",
+]
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "llama-v3", "smaug-bpe", "qwen2", "deepseek-r1-qwen", "tekken"])
+def test_words_are_those_that_transformers_reads_from_the_file(tiny_gguf: Callable[..., Path], pre: str) -> None:
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    theirs = Tokenizer(BPE())
+    theirs.pre_tokenizer = pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[pre]), behavior="isolated")
+    ours = build_tokenizer(meta_of(tiny_gguf(change={"tokenizer.ggml.pre": pre})))
+    for text in TEXTS:
+        assert words_of(ours, text) == words_of(theirs, text), text
+
+
+@pytest.mark.parametrize(("pre", "tokens"), [("tekken", ["hello"]), ("smaug-bpe", ["hell", "o"])])
+def test_a_word_of_the_vocabulary_is_taken_whole_where_the_model_does_so(
+    tiny_gguf: Callable[..., Path], tiny_tokens: list[str], pre: str, tokens: list[str]
+) -> None:
+    merges = ["h e", "l l", "he ll"]
+    change = {"tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": merges, "tokenizer.ggml.add_bos_token": False}
+    assert build_tokenizer(meta_of(tiny_gguf(change=change))).encode("hello").tokens == tokens
+
+
+@pytest.mark.parametrize(("pre", "bos"), [("tekken", True), ("llama-bpe", True), ("qwen2", False), ("default", False)])
+def test_bos_of_a_file_that_does_not_say_is_by_llama_cpps_rule(
+    tiny_gguf: Callable[..., Path], pre: str, bos: bool
+) -> None:
+    tokens = build_tokenizer(meta_of(tiny_gguf(change={"tokenizer.ggml.pre": pre}))).encode("a").tokens
+    assert tokens == (["<s>", "a"] if bos else ["a"])
 
 
 def test_digits_are_not_merged_though_the_merges_would(tiny_gguf: Callable[..., Path], tiny_tokens: list[str]) -> None:
@@ -322,20 +388,6 @@ def smollm2_gguf(smollm2: LocalModel) -> Path:
     if not file.is_file():
         pytest.skip(f"{file} is gone; remove {smollm2.path} to have it fetched again")
     return file
-
-
-TEXTS = [
-    "Hello world",
-    "  leading, trailing  ",
-    "2024 is 365 days; 3.14159",
-    "don't it's we'll",
-    "a\n\n\nb\t\tc\r\n",
-    "世界 héllo 👩‍👩‍👧 ก็ดี",
-    "<|im_start|>user\nhi<|im_end|>\n",
-    "def f(x):\n    return x**2  # ok\n",
-    "\u00a0nbsp\u2003em\u200b",
-    "",
-]
 
 
 def test_ids_are_those_of_transformers_except_where_it_ignores_the_digit_rule(
