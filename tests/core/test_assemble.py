@@ -11,7 +11,8 @@ from minisgl.base.errors import BrokenPlugin, ConfigError, UnknownPlugin
 from minisgl.base.types import SamplingSpec
 from minisgl.base.vocabulary import tokenizer_ids
 from minisgl.config.schema import Settings
-from minisgl.nn.assemble import pick_attention, resolve_device, resolve_dtype
+from minisgl.nn.assemble import resolve_device, resolve_dtype
+from minisgl.nn.choose import pick_attention
 from minisgl.plugin.registry import Registry
 from minisgl.runtime.attention import AttentionBackend, AttnFacts
 from minisgl.testing.bytemodel import VOCAB, write_byte_model
@@ -52,7 +53,7 @@ def test_a_named_backend_that_cannot_serve_is_refused_with_its_reason_and_the_ot
 
 
 def test_auto_reports_every_reason_when_none_serves(monkeypatch):
-    monkeypatch.setattr("minisgl.nn.assemble.ATTENTION_ORDER", ("refusing", "broken"))
+    monkeypatch.setattr("minisgl.nn.choose.ATTENTION_ORDER", ("refusing", "broken"))
     with pytest.raises(ConfigError, match=r"refusing: page_size 16 is not 64; broken: (?s:.*)no_such_module_anywhere"):
         pick_attention(settings(), registry(), FACTS)
 

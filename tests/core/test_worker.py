@@ -188,7 +188,7 @@ def test_plans_must_come_in_order(checkpoint):
 
 def test_padding_row_and_page_are_apart_from_all_others():
     """I11: slot max_slots and page num_pages exist, and no row's unused column names a page in use."""
-    rows = Rows(max_slots=3, max_len=10, num_pages=7, page_size=4, device=torch.device("cpu"))
+    rows = Rows(max_slots=3, max_len=10, num_pages=7, page_size=4)
     assert rows.page_table.shape == (4, 4)
     d = PlanDriver(lambda plan: rows.apply(plan), 4)
     d.start(1, [1, 2, 3], GREEDY, pages=[6, 2])

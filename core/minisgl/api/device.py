@@ -1,15 +1,16 @@
 """The torch part of the public interface for plugins."""
 
-from minisgl.runtime.attention import AttentionBackend, AttnContext, AttnFacts, KVSpec
+from minisgl.runtime.attention import AttentionBackend, AttnContext, AttnFacts, GraphSupport, KVSpec
 from minisgl.runtime.batch import BatchView, ForwardBatch, OpTable
 from minisgl.runtime.comm import Comm, NoComm, TorchComm
 from minisgl.runtime.kernels import Ops, OpsContext
 from minisgl.runtime.model import Model, ModelContext, TpInfo
 from minisgl.runtime.quant import Apply, QuantContext, QuantMethod
 from minisgl.runtime.sampling import Sampler, SamplerContext, SampleRows
-from minisgl.runtime.worker import Worker
+from minisgl.runtime.staging import Ring, Uploads
+from minisgl.runtime.worker import Pending, Worker
 
 __all__ = [
-    "Apply", "AttentionBackend", "AttnContext", "AttnFacts", "BatchView", "Comm", "ForwardBatch", "KVSpec", "Model", "ModelContext", "NoComm", "OpTable",
-    "Ops", "OpsContext", "QuantContext", "QuantMethod", "SampleRows", "Sampler", "SamplerContext", "TorchComm", "TpInfo", "Worker",
+    "Apply", "AttentionBackend", "AttnContext", "AttnFacts", "BatchView", "Comm", "ForwardBatch", "GraphSupport", "KVSpec", "Model", "ModelContext", "NoComm", "OpTable",
+    "Ops", "OpsContext", "Pending", "QuantContext", "QuantMethod", "Ring", "SampleRows", "Sampler", "SamplerContext", "TorchComm", "TpInfo", "Uploads", "Worker",
 ]  # fmt: skip

@@ -24,10 +24,13 @@ ALIASES: dict[str, KeyPath] = {
     "host": ("server", "host"),
     "port": ("server", "port"),
     "api_key": ("server", "api_key"),
+    "api_workers": ("server", "api_workers"),
+    "metrics_compat": ("metrics", "compat"),
     "page_size": ("kv", "page_size"),
     "max_running": ("limits", "max_running"),
     "max_len": ("limits", "max_len"),
     "tp": ("parallel", "tp"),
+    "cuda_graph_max_rows": ("engine", "cuda_graph_max_rows"),
     "text_workers": ("text", "workers"),
     "log_level": ("log", "level"),
 }

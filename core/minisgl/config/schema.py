@@ -32,7 +32,11 @@ class Section(TextModel):
 class ServerSettings(Section):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(30000, ge=0, le=65535, description="TCP port; 0 picks a free one and prints it")
-    api_key: SecretStr = Field(SecretStr(""), description="bearer key that clients must send; empty: none")
+    api_workers: int = Field(1, ge=1, le=64, description="processes that speak HTTP; they share port and engine")
+    api_key: SecretStr = Field(
+        SecretStr(""), description="bearer keys that clients may send, separated by commas; empty: none is needed"
+    )
+    api_keys_file: Path | None = Field(None, description="file with more keys, one a line; # begins a comment")
     admin_key: SecretStr = Field(SecretStr(""), description="bearer key of the admin routes; empty: they are off")
     max_request_body: int = Field(64 << 20, gt=0, description="largest request body in bytes")
     sse_header_delay_s: float = Field(
@@ -40,6 +44,14 @@ class ServerSettings(Section):
     )
     sse_keep_alive_s: float = Field(15.0, gt=0, description="a comment is sent on a stream idle this long")
     drain_s: float = Field(10.0, ge=0, description="on a stop, how long running requests may go on")
+    request_timeout_s: float | None = Field(
+        None, gt=0, description="longest wait for the first token of a request; after it, error 504; default none"
+    )
+    cors_origins: tuple[str, ...] = Field(
+        (), description="web origins whose pages may call the API, such as https://a.org; * for all; default none"
+    )
+    tls_cert: Path | None = Field(None, description="PEM file with the certificate chain: serve HTTPS")
+    tls_key: Path | None = Field(None, description="PEM file with the certificate's key")
     access_log: bool = Field(False, description="log each HTTP request")
 
 
@@ -72,6 +84,9 @@ class LimitsSettings(Section):
         None, gt=0, description="most tokens in one step; default 8192 on a GPU, 256 on a CPU"
     )
     queue: int = Field(1024, gt=0, description="most requests that wait; more are answered 503")
+    queue_tokens: int | None = Field(
+        None, gt=0, description="most prompt tokens of requests without output yet; more are answered 503; default any"
+    )
 
 
 class KVSettings(Section):
@@ -111,6 +126,9 @@ class EngineSettings(Section):
     threads: int | None = Field(
         None, gt=0, description="CPU threads of the model; default the cores this process may use"
     )
+    cuda_graph_max_rows: int | None = Field(
+        None, ge=0, description="most rows of a decode step that a CUDA graph serves; 0: no graphs; default max_running"
+    )
     validate_: Literal["off", "plans", "audit"] = Field(
         "off", alias="validate", description="check every plan, or audit all pages after every step"
     )
@@ -130,6 +148,12 @@ class EngineSettings(Section):
 
 class LogSettings(Section):
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe message shown")
+    format: Literal["text", "json"] = Field("text", description="of the log lines; json: one object a line")
+
+
+class MetricsSettings(Section):
+    compat: Literal["none", "vllm"] = Field("none", description="vllm: the metrics also under vLLM's names")
+    open: bool = Field(False, description="/metrics needs no API key")
 
 
 class PluginsSettings(Section):
@@ -158,6 +182,7 @@ CORE_SECTIONS: dict[str, type[Section]] = {
     "text": TextSettings,
     "engine": EngineSettings,
     "log": LogSettings,
+    "metrics": MetricsSettings,
     "plugins": PluginsSettings,
 }
 
@@ -174,6 +199,7 @@ class Settings(Section):
     text: TextSettings = TextSettings()
     engine: EngineSettings = EngineSettings()
     log: LogSettings = LogSettings()
+    metrics: MetricsSettings = MetricsSettings()
     plugins: PluginsSettings = PluginsSettings()
     kinds: Mapping[str, KindSection] = Field(default_factory=dict)
 

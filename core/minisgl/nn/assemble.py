@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from minisgl.base.errors import ConfigError, PluginError
+from minisgl.base.errors import ConfigError
 from minisgl.base.facts import ModelFacts
 from minisgl.base.parallel import check_tp, local_heads
 from minisgl.base.progress import no_progress
@@ -19,20 +19,20 @@ from minisgl.base.types import ExecInfo, LocalModel
 from minisgl.base.vocabulary import tokenizer_ids
 from minisgl.config.schema import LimitsSettings, Settings
 from minisgl.nn.builder import Builder
+from minisgl.nn.choose import pick_attention, pick_ops, pick_sampler
 from minisgl.nn.dummy import dummy_weights
 from minisgl.nn.loader import load_weights
 from minisgl.nn.quant import make_quant
 from minisgl.plugin.registry import Registry
-from minisgl.runtime.attention import AttentionBackend, AttnContext, AttnFacts, KVSpec
+from minisgl.runtime.attention import AttentionBackend, AttnContext, AttnFacts, GraphSupport, KVSpec
 from minisgl.runtime.comm import Comm, NoComm
+from minisgl.runtime.graph import CudaRecorder, GraphRunner, Recorder, graph_sizes
 from minisgl.runtime.kernels import OpsContext, op_table
 from minisgl.runtime.kv import KVRoom, allocate, plan_room
 from minisgl.runtime.model import Model, ModelContext, TpInfo
-from minisgl.runtime.rows import Rows
+from minisgl.runtime.rows import DeviceRows, Rows
 from minisgl.runtime.sampling import Sampler, SamplerContext
 from minisgl.runtime.worker import Worker
-
-ATTENTION_ORDER = ("torch",)  # what "auto" tries, in order
 
 
 def build_worker(
@@ -42,10 +42,11 @@ def build_worker(
     facts: ModelFacts,
     progress: Callable[[str, int, int], None] = no_progress,
     comm: Comm | None = None,
+    depth: int = 1,
 ) -> Worker:
     """Build the worker of one device. Sets the number of CPU threads of the calling thread, which then must run it.
 
-    ``comm``: the ranks that share the model; all build their workers at the same time. None: this device has it alone.
+    ``depth``: the most steps launched at once. ``comm``: the ranks that share the model; all build their workers at the same time. None: this device has it alone.
     Everything selected is imported and checked before weights are read.
     Raises: ConfigError, PluginError, ModelError, CapacityError.
     """
@@ -60,9 +61,9 @@ def build_worker(
     attn_facts = _attention_facts(facts, heads, model_len, dtype, config.kv.page_size, device)
     attn_name, attn = pick_attention(config, registry, attn_facts)
     create = partial(_create, config, registry)
-    ops_names = config.use("ops")
+    ops_names = pick_ops(config, registry, device, dtype)
     ops = op_table([create("ops", name, lambda s: OpsContext(s, device, dtype)) for name in ops_names])
-    (sampler_name,) = config.use("sampler")
+    sampler_name = pick_sampler(config, registry, device)
     quant_name, quant = make_quant(config, registry, local.config, device, dtype)
     cls: type[Model] = registry.load("model", facts.arch)
 
@@ -79,21 +80,39 @@ def build_worker(
     if comm.size > 1:
         room = _common_room(room, spec.page_bytes * facts.layers, config.kv.page_size, comm, device)
     kv = allocate(attn, spec, facts.layers, room.num_pages, device)
-    rows = Rows(max_slots, room.max_len, room.num_pages, config.kv.page_size, device)
+    rows = Rows(max_slots, room.max_len, room.num_pages, config.kv.page_size)
+    state = DeviceRows(rows, device)
     backend: AttentionBackend = create(
         "attention",
         attn_name,
-        lambda s: AttnContext(attn_facts, spec, device, max_slots, room.max_len, batch_tokens, rows.table, s),
+        lambda s: AttnContext(attn_facts, spec, device, max_slots, room.max_len, batch_tokens, state.table, s, depth),
     )
     sampler: Sampler = create(
         "sampler",
         sampler_name,
-        lambda s: SamplerContext(s, device, max_slots, true_vocab(facts, local), _seed(config.engine.seed)),
+        lambda s: SamplerContext(s, device, max_slots, true_vocab(facts, local), _seed(config.engine.seed), depth),
     )
     picks = {"attention": attn_name, "ops": ",".join(ops_names), "sampler": sampler_name, "model": facts.arch}
     picks |= {"quant": quant_name} if quant is not None else {}
     info = _info(config, facts, room, max_slots, batch_tokens, device, dtype, picks)
-    return Worker(info, model, backend, ops, sampler, rows, kv, device, dtype, comm)
+    worker = Worker(info, model, backend, ops, sampler, rows, state, kv, device, dtype, comm, depth)
+    if device.type == "cuda":
+        add_graphs(worker, config.engine.cuda_graph_max_rows, CudaRecorder(device), progress)
+    return worker
+
+
+def add_graphs(
+    worker: Worker, max_rows: int | None, recorder: Recorder, progress: Callable[[str, int, int], None] = no_progress
+) -> None:
+    """Capture the worker's decode steps of up to ``max_rows`` rows (None: of all), if its attention backend can be captured."""
+    most = min(worker.info.max_slots, worker.info.max_slots if max_rows is None else max_rows)
+    if not most or worker.attention.graph < GraphSupport.DECODE:
+        return
+    w = worker
+    w.graphs = GraphRunner(
+        w.model, w.attention, w.ops, w.sampler, w.rows, w.state, w.kv, w.dtype, recorder, graph_sizes(most)
+    )
+    w.graphs.capture(progress)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -130,36 +149,6 @@ def step_limits(limits: LimitsSettings, device: str) -> tuple[int, int]:
     running, tokens = (32, 256) if device == "cpu" else (256, 8192)
     max_running = limits.max_running or min(running, limits.batch_tokens or tokens)
     return max_running, limits.batch_tokens or max(tokens, max_running)
-
-
-def pick_attention(config: Settings, registry: Registry, facts: AttnFacts) -> tuple[str, type[AttentionBackend]]:
-    """The configured backend, or with ``auto`` the first that supports ``facts``: what a ``prefer`` hook names, then core's.
-
-    Raises: ConfigError with each backend's reason; PluginError if a named one is unknown or broken.
-    """
-    names = config.use("attention")
-    if len(names) != 1:
-        raise ConfigError(f"attention.use={names!r} is not supported in this version; name one backend or auto")
-    auto = names[0] == "auto"
-    reasons = []
-    preferred = registry.preferred("attention", facts, registry.names("attention")) if auto else None
-    order = dict.fromkeys([*([preferred] if preferred else []), *ATTENTION_ORDER])
-    for name in order if auto else names:
-        try:
-            cls: type[AttentionBackend] = registry.load("attention", name)
-        except PluginError as exc:
-            if not auto:
-                raise
-            reasons.append(f"{name}: {exc}")
-            continue
-        reason = cls.supports(facts)
-        if reason is None:
-            return name, cls
-        reasons.append(f"{name}: {reason}")
-    raise ConfigError(
-        f"attention={names[0]!r} cannot serve this model: {'; '.join(reasons)}; "
-        f"registered: {', '.join(map(repr, registry.names('attention')))}"
-    )
 
 
 def _common_room(room: KVRoom, page_bytes: int, page_size: int, comm: Comm, device: torch.device) -> KVRoom:

@@ -37,9 +37,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, b: ForwardBatch) -> Tensor:  # [n, hidden] -> [n, hidden]
         q, k, v = self.qkv_proj(x)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q, None, b)[0], self.k_norm(k, None, b)[0]
-        out: Tensor = self.o_proj(self.attention(q, k, v, b))
+        out: Tensor = self.o_proj(self.attention(q, k, v, b, self.q_norm, self.k_norm))
         return out
 
 

@@ -166,9 +166,6 @@ class Head(Linear):
         if self._apply_packed is None:
             self.weight = embed.weight
 
-    def forward(self, h: Tensor) -> Tensor:  # [n, hidden] -> [n, vocab] float32
-        return super().forward(h).float()
-
 
 class Norm(Layer):
     """RMS norm. With a residual: first adds ``x`` to it, then norms the sum."""
@@ -188,18 +185,39 @@ class Norm(Layer):
 
 
 class Attention(nn.Module):
-    """Rotary embedding, then attention over the paged KV cache of one layer. ``cos_sin``: see ``nn.rope``; None: a layer
-    without rotary embedding (NoPE)."""
+    """Head norms, rotary embedding, then attention over the paged KV cache of one layer. ``cos_sin``: see ``nn.rope``; None:
+    a layer without rotary embedding (NoPE)."""
 
     def __init__(self, layer: int, cos_sin: Tensor | None) -> None:
         super().__init__()
         self.layer, self.cos_sin = layer, cos_sin
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, b: ForwardBatch) -> Tensor:
-        """Args: as ``QKVLinear`` gives them. Returns: [n, heads * head_dim]."""
-        if self.cos_sin is not None:
-            q, k = b.ops["rope"](q, k, b.view.pos, self.cos_sin)
-        out: Tensor = b.attention.forward(q, k, v, b.kv[self.layer], self.layer, b.meta, b.view)
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        b: ForwardBatch,
+        q_norm: Norm | None = None,
+        k_norm: Norm | None = None,
+    ) -> Tensor:
+        """Args: q, k, v: as ``QKVLinear`` gives them. q_norm, k_norm: both or none, of the heads before their rotation.
+        Returns: [n, heads * head_dim]."""
+        pool, store = b.kv[self.layer], not b.attention.writes_kv
+        fused = b.ops.get("qk_norm_rope_store") if store and self.cos_sin is not None else None
+        if fused is not None:
+            weights = (
+                (None, None, 0.0) if q_norm is None or k_norm is None else (q_norm.weight, k_norm.weight, q_norm.eps)
+            )
+            q = fused(q, k, v, *weights, b.view.pos, self.cos_sin, pool, b.view.loc)
+        else:
+            if q_norm is not None and k_norm is not None:
+                q, k = q_norm(q, None, b)[0], k_norm(k, None, b)[0]
+            if self.cos_sin is not None:
+                q, k = b.ops["rope"](q, k, b.view.pos, self.cos_sin)
+            if store:
+                b.ops["store_kv"](k, v, pool, b.view.loc)
+        out: Tensor = b.attention.forward(q, k, v, pool, self.layer, b.meta, b.view)
         return out.reshape(out.shape[0], -1)
 
 

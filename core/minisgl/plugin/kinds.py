@@ -43,10 +43,8 @@ KINDS: dict[str, Kind] = {
         ),
         Kind("tokenizer", "minisgl.text.tokenizer:Tokenizer", "tokenizers", roles=("text",), default="hf"),
         Kind("attention", "minisgl.runtime.attention:AttentionBackend", "attention backends", torch=True),
-        Kind(
-            "ops", "minisgl.runtime.kernels:Ops", "kernels under the layers", many=True, torch=True, default=("torch",)
-        ),
-        Kind("sampler", "minisgl.runtime.sampling:Sampler", "samplers", torch=True, default="torch"),
+        Kind("ops", "minisgl.runtime.kernels:Ops", "kernels under the layers", many=True, torch=True),
+        Kind("sampler", "minisgl.runtime.sampling:Sampler", "samplers", torch=True),
         Kind("cache", "minisgl.sched.cache:CachePolicy", "cache policies", default="radix"),
         Kind("scheduler", "minisgl.sched.policy:SchedulerPolicy", "scheduler policies", default="chunked"),
         Kind("loop", "minisgl.engine.loop:StepLoop", "step loops", default="overlap"),
@@ -58,7 +56,7 @@ KINDS: dict[str, Kind] = {
         Kind("command", "minisgl.plugin.command:Command", "command-line verbs", roles=("cli",), by_config=False),
         Kind("quant", "minisgl.runtime.quant:QuantMethod", "quantization methods", torch=True),
         Kind("logits", None, "logits processors", many=True, torch=True, by_config=False),
-        Kind("parser", None, "output parsers", roles=("api",), by_config=False),
+        Kind("parser", "minisgl.text.parser:OutputParser", "output parsers", many=True, roles=("text",)),
         Kind("router", "minisgl.client.router:Router", "routers over several engines", roles=("cli",), by_config=False),
         Kind("hooks", None, "hook plugins", many=True, roles=("supervisor", "api", "text", "engine"), by_config=False),
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import IntEnum
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -52,12 +54,32 @@ class AttnContext:
     max_slots: int
     max_len: int
     max_tokens: int  # of a step
-    page_table: Tensor  # [max_slots + 1, pages_per_row] int32
+    page_table: Tensor  # [max_slots + 1, pages_per_row] int32, on the device
     settings: Any
+    depth: int = 1  # steps in flight at once
+
+
+class GraphSupport(IntEnum):
+    """Which steps of a backend can be captured in a CUDA graph."""
+
+    NONE = 0
+    DECODE = 1
 
 
 class AttentionBackend(Component):
-    """Rows of a step may decode (one token) or prefill (several), mixed; a row attends to its KV causally."""
+    """Rows of a step may decode (one token) or prefill (several), mixed; a row attends to its KV causally.
+
+    ``writes_kv``: True if ``forward`` stores the new K and V itself; else the op ``store_kv`` has done it before, and
+    ``kv_shape`` must be the one below.
+
+    A backend with ``graph = DECODE`` serves steps of decode rows from a captured graph too. It owns every buffer behind the
+    ``graph_*`` methods; between ``graph_plan`` and the end of the engine no pointer of them changes. ``plan`` and
+    ``graph_refresh`` run on the worker's current stream and never wait for the device, except to guard a staging buffer of
+    their own (M3).
+    """
+
+    graph: ClassVar[GraphSupport] = GraphSupport.NONE
+    writes_kv: ClassVar[bool] = False
 
     @classmethod
     def supports(cls, f: AttnFacts) -> str | None:
@@ -78,11 +100,27 @@ class AttentionBackend(Component):
 
     @abstractmethod
     def forward(self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, layer: int, meta: Any, b: BatchView) -> Tensor:
-        """Store the new K and V, then attend.
+        """Attend to the row's KV, that of this step included.
 
-        Args: q: [n_tokens, heads, head_dim]. k, v: [n_tokens, kv_heads, head_dim]. kv: this layer's pool, in ``kv_shape``.
-        Returns: [n_tokens, heads, head_dim].
+        Args: q: [n_tokens, heads, head_dim]. k, v: [n_tokens, kv_heads, head_dim], the new ones. kv: this layer's pool, in
+        ``kv_shape``. The last dimension is contiguous. Returns: [n_tokens, heads, head_dim].
         """
+
+    def graph_begin(self, rows: Sequence[int]) -> None:
+        """Allocate what the captured sizes ``rows`` (of padded rows) need. Called once, before any ``graph_plan``."""
+        raise NotImplementedError(f"{type(self).__name__} has graph = NONE")
+
+    def graph_plan(self, b: BatchView) -> Any:
+        """Metadata for ``forward`` in the graph of ``b.rows_padded`` rows. ``b``'s device tensors are the graph's own; they
+        hold a step of padding rows (one token each, on the dummy page), and its host arrays say so."""
+        raise NotImplementedError(f"{type(self).__name__} has graph = NONE")
+
+    def graph_prologue(self, meta: Any, b: BatchView) -> None:
+        """Device work recorded at the head of the graph, after ``b``'s tensors are filled: the same for every replay."""
+
+    def graph_refresh(self, meta: Any, b: BatchView) -> None:
+        """Host work before a replay. ``b``: the host arrays of the real rows, ``b.n_rows <= b.rows_padded``; its device
+        tensors are filled only by the replay."""
 
     def close(self) -> None:
         """Free what was allocated."""

@@ -18,6 +18,9 @@ class BatchView:
 
     Host arrays (``h_*``) mirror the device; ``h_kv`` includes the tokens of this step. ``loc[i]`` is where token i's KV goes:
     ``page * page_size + offset``. ``page_table`` is indexed by slot; a row's first ``ceil(kv / page_size)`` entries are valid.
+
+    In a graph there are ``rows_padded`` rows: those after ``n_rows`` have the slot ``max_slots``, whose pages are all the dummy
+    page, position 0 and one token of KV (K2). Elsewhere ``rows_padded`` is ``n_rows``.
     """
 
     step: int
@@ -30,11 +33,12 @@ class BatchView:
     h_q: I32  # [n_rows] new tokens
     h_kv: I32  # [n_rows] KV length after this step
     h_q_start: I32  # [n_rows + 1] row offsets into the tokens
-    slot: Tensor  # [n_rows] int64, device
-    kv: Tensor  # [n_rows] int64, device
-    pos: Tensor  # [n_tokens] int64, device, position of each new token in its row
-    loc: Tensor  # [n_tokens] int64, device
+    slot: Tensor  # [rows_padded] int64, device
+    kv: Tensor  # [rows_padded] int64, device
+    pos: Tensor  # [n_tokens], in a graph [rows_padded], int64, device, position of each new token in its row
+    loc: Tensor  # as pos
     page_table: Tensor  # [max_slots + 1, pages_per_row] int32, device
+    rows_padded: int = 0
 
 
 OpTable = dict[str, Callable[..., Any]]

@@ -4,23 +4,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from minisgl.base.types import I32, NO_PAGES, ExecInfo, StepPlan, StepResult
+from minisgl.base.types import I32, ExecInfo, StepPlan, StepResult
 from minisgl.runtime.attention import AttentionBackend
 from minisgl.runtime.batch import BatchView, ForwardBatch, OpTable
 from minisgl.runtime.comm import Comm, NoComm
+from minisgl.runtime.graph import GraphRunner
 from minisgl.runtime.model import Model
-from minisgl.runtime.rows import Rows
+from minisgl.runtime.rows import DeviceRows, Layout, Rows, stopped
 from minisgl.runtime.sampling import Sampler, SampleRows
+from minisgl.runtime.staging import Ring, Uploads
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A step that was launched. ``tokens``: [n] int32 on the host, complete after ``done``, which is None on a CPU, where it
+    already is. ``stop_ids``: the rows' stop sets."""
+
+    step: int
+    tokens: Tensor
+    stop_ids: I32
+    done: torch.cuda.Event | None = None
+
+    def result(self) -> StepResult:
+        """Waits for the device. To be called before so many other steps are launched as the worker has ``depth``."""
+        if self.done is not None:
+            self.done.synchronize()
+        tokens: I32 = self.tokens.numpy().copy()
+        return StepResult(self.step, tokens, stopped(tokens, self.stop_ids))
 
 
 @dataclass(slots=True)
 class Worker:
-    """A model with its kernels, its KV pool and its rows. ``run`` is called from one thread.
+    """A model with its kernels, its KV pool and its rows. ``launch`` is called from one thread.
 
+    ``depth``: the most steps launched at once. ``graphs``: of decode steps, None: every step is launched kernel by kernel.
     ``comm``: the ranks that share the model. All run the same plans; rank 0 samples, and the others take its tokens.
     """
 
@@ -30,98 +50,117 @@ class Worker:
     ops: OpTable
     sampler: Sampler
     rows: Rows
+    state: DeviceRows
     kv: list[Tensor]
     device: torch.device
     dtype: torch.dtype
     comm: Comm = field(default_factory=NoComm)
+    depth: int = 1
+    graphs: GraphRunner | None = None
     step: int = 0
+    decode_steps: int = 0  # of decode rows only: those that a graph can serve
+    _uploads: Uploads = field(init=False)
+    _results: Ring = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._uploads = Uploads(self.device, self.depth)
+        self._results = Ring(self.device, self.depth + 1)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute one step, and wait for it."""
+        return self.launch(plan).result()
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> StepResult:
-        """Compute one step. Plans come gap-free and in order."""
+    def launch(self, plan: StepPlan) -> Pending:
+        """Enqueue one step; on a CPU, compute it. Plans come gap-free and in order."""
         assert plan.step == self.step, f"plan {plan.step} came, {self.step} is next"
         self.step += 1
-        self.rows.apply(plan)
+        cells, pages = self.rows.apply(plan)
         for row in plan.init:
             self.sampler.set_row(row.slot, row.uid, row.sampling)
-        view, tokens, sample = self._batch(plan)
-        b = ForwardBatch(
-            view, self.attention.plan(view), tokens, self._tensor(sample), self.kv, self.attention, self.ops, self.dtype
-        )
-        hidden = self.model(b)
-        if not len(sample):
-            return StepResult(plan.step, NO_PAGES, np.empty(0, np.bool_))
-        if len(sample) < view.n_tokens:
-            hidden = hidden.index_select(0, b.sample_at)
-        logits = self.model.logits(hidden, b)
-        slot = view.h_slot[_sampled_rows(plan)]
-        if self.comm.rank == 0:
-            picked = self.sampler.sample(logits, SampleRows(slot, self.rows.n_out[slot]))
-        else:
-            picked = torch.empty(len(slot), dtype=torch.int64, device=self.device)
-        if self.comm.size > 1:
-            picked = self.comm.broadcast(picked)
-        out: I32 = picked.cpu().numpy().astype(np.int32)
-        return StepResult(plan.step, out, self.rows.emit(slot, out))
+        self.decode_steps += not plan.spans
+        if self.graphs is not None and not plan.spans and self.graphs.fits(plan.n_decode):
+            return self._replay(plan, self.graphs, cells, pages)
+        return self._compute(plan, cells, pages)
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """``decode_steps``, and how many of them were ``graph_replays``."""
+        return {"decode_steps": self.decode_steps, "graph_replays": self.graphs.replays if self.graphs else 0}
 
     def close(self) -> None:
-        """Free the backend and the KV pool."""
+        """Free the graphs, the backend and the KV pool."""
+        if self.graphs is not None:
+            self.graphs.close()
+            self.graphs = None
         self.attention.close()
         self.kv.clear()
 
-    def _tensor(self, a: I32) -> Tensor:
-        """As int64 on the device."""
-        return torch.from_numpy(a.astype(np.int64)).to(self.device)
+    def _replay(self, plan: StepPlan, graphs: GraphRunner, cells: I32, pages: I32) -> Pending:
+        if len(cells) or len(plan.order_pos):
+            self.state.change(*self._uploads.send(cells, pages, plan.order_pos, plan.order_slot))
+        self.state.resize(plan.n_decode)
+        slot, kv = self.rows.decoding(plan.n_decode)
+        out, stop_ids = self.rows.emit(slot)
+        return self._read(plan.step, graphs.replay(plan.step, slot, kv, out), stop_ids)
 
-    def _batch(self, plan: StepPlan) -> tuple[BatchView, Tensor, I32]:
-        """The rows of the step. Returns: the view, its tokens [n_tokens] int64, and which tokens to sample after.
-
-        Decode rows cost vector operations only; prefill spans a few Python operations each.
-        """
-        rows, n = self.rows, plan.n_decode
-        h_slot, h_q = rows.order[:n].copy(), np.ones(n, np.int32)
-        pos, tokens, of_token, sample = (
-            rows.kv_len[h_slot],
-            rows.next_token[h_slot],
-            h_slot,
-            np.arange(n, dtype=np.int32),
+    def _compute(self, plan: StepPlan, cells: I32, pages: I32) -> Pending:
+        at = self.rows.layout(plan)
+        out, stop_ids = self.rows.emit(at.sampled)
+        *changes, slot, kv, pos, loc, known, sample, sampled, before = self._uploads.send(
+            cells, pages, plan.order_pos, plan.order_slot,
+            at.slot, at.kv, at.pos, at.loc, at.known, at.sample, at.sampled, out,
+        )  # fmt: skip
+        self.state.change(*changes)
+        self.state.resize(plan.n_decode)
+        tokens = (
+            torch.cat((self.state.next_token.index_select(0, slot[: plan.n_decode]), known)) if plan.n_decode else known
         )
-        if plan.spans:
-            slots = np.array([s.slot for s in plan.spans], np.int32)
-            lengths = np.array([s.n_new for s in plan.spans], np.int32)
-            starts = rows.kv_len[slots]
-            at = list(zip(slots.tolist(), starts.tolist(), lengths.tolist()))
-            pos = np.concatenate((pos, *(np.arange(a, a + q, dtype=np.int32) for _, a, q in at)))
-            tokens = np.concatenate((tokens, *(rows.known(s, a, q) for s, a, q in at)))
-            of_token = np.concatenate((h_slot, np.repeat(slots, lengths)))
-            last = n + np.cumsum(lengths, dtype=np.int32) - 1
-            sample = np.concatenate((sample, last[[s.sample for s in plan.spans]]))
-            h_slot, h_q = np.concatenate((h_slot, slots)), np.concatenate((h_q, lengths))
-        rows.kv_len[h_slot] += h_q
-        h_kv = rows.kv_len[h_slot]
-        q_start = np.zeros(len(h_q) + 1, np.int32)
-        np.cumsum(h_q, out=q_start[1:])
-        view = BatchView(
+        view = self._view(plan, at, slot, kv, pos, loc)
+        meta = self.attention.plan(view)
+        b = ForwardBatch(view, meta, tokens, sample, self.kv, self.attention, self.ops, self.dtype)
+        hidden = self.model(b)
+        self.state.kv_len.index_copy_(0, slot, kv)
+        if not len(at.sample):
+            return Pending(plan.step, torch.empty(0, dtype=torch.int32), stop_ids)
+        if len(at.sample) < view.n_tokens:
+            hidden = hidden.index_select(0, sample)
+        picked = self._sample(self.model.logits(hidden, b), SampleRows(at.sampled, out, sampled, before))
+        self.state.sampled(sampled, before, picked)
+        return self._read(plan.step, picked, stop_ids)
+
+    def _sample(self, logits: Tensor, rows: SampleRows) -> Tensor:
+        if self.comm.rank == 0:
+            self.sampler.prepare()
+            picked = self.sampler.sample(logits, rows)
+        else:
+            picked = torch.empty(len(rows.slot), dtype=torch.int64, device=self.device)
+        return self.comm.broadcast(picked) if self.comm.size > 1 else picked
+
+    def _view(self, plan: StepPlan, at: Layout, slot: Tensor, kv: Tensor, pos: Tensor, loc: Tensor) -> BatchView:
+        return BatchView(
             step=plan.step,
-            n_decode=n,
-            n_rows=len(h_slot),
-            n_tokens=len(pos),
-            max_q=int(h_q.max()),
-            max_kv=int(h_kv.max()),
-            h_slot=h_slot,
-            h_q=h_q,
-            h_kv=h_kv,
-            h_q_start=q_start,
-            slot=self._tensor(h_slot),
-            kv=self._tensor(h_kv),
-            pos=self._tensor(pos),
-            loc=self._tensor(rows.locate(of_token, pos)),
-            page_table=rows.table,
+            n_decode=plan.n_decode,
+            n_rows=len(at.slot),
+            n_tokens=len(at.pos),
+            max_q=int(at.q.max()),
+            max_kv=int(at.kv.max()),
+            h_slot=at.slot,
+            h_q=at.q,
+            h_kv=at.kv,
+            h_q_start=at.q_start,
+            slot=slot,
+            kv=kv,
+            pos=pos,
+            loc=loc,
+            page_table=self.state.table,
+            rows_padded=len(at.slot),
         )
-        return view, self._tensor(tokens), sample
 
-
-def _sampled_rows(plan: StepPlan) -> I32:
-    """Indices of the rows that get a token: the decode rows, then the spans that end their prompt."""
-    ending = [plan.n_decode + i for i, s in enumerate(plan.spans) if s.sample]
-    return np.concatenate((np.arange(plan.n_decode), ending)).astype(np.int32)
+    def _read(self, step: int, tokens: Tensor, stop_ids: I32) -> Pending:
+        """Start the copy of ``tokens`` [n] to the host."""
+        if self.device.type == "cpu":
+            return Pending(step, tokens.to(torch.int32, copy=True), stop_ids)
+        host = self._results.take(len(tokens))
+        host.copy_(tokens.int(), non_blocking=True)
+        return Pending(step, host, stop_ids, self._results.mark())

@@ -32,6 +32,9 @@ class Recorder:
     def set_row(self, *args: Any) -> None:
         self.sampler.set_row(*args)
 
+    def prepare(self) -> None:
+        self.sampler.prepare()
+
     def sample(self, logits: Tensor, rows: Any) -> Any:
         self.seen.append(logits.to("cpu", copy=True))
         return self.sampler.sample(logits, rows)

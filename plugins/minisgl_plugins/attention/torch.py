@@ -140,8 +140,6 @@ class TorchAttention(AttentionBackend):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, meta: Meta, b: BatchView) -> Tensor:
         pool = kv.view(2, -1, self.kv_heads, self.head_dim)
-        pool[0].index_copy_(0, b.loc, k)
-        pool[1].index_copy_(0, b.loc, v)
         if not meta.spans and len(meta.decode) == 1:
             return self._decode(q, pool, meta.decode[0])
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

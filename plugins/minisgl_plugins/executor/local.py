@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any
 from minisgl.api import ExecContext, ExecHealth, ExecInfo, Executor, Fault, MiniSGLError, StepPlan, StepResult, Ticket
 
 if TYPE_CHECKING:
-    from minisgl.api.device import Worker
+    from minisgl.api.device import Pending, Worker
 
 
 class LocalExecutor(Executor):
-    """The thread builds the worker and runs every step, in the order they were submitted. After a step has failed, the
-    later ones are not run: collecting any of them raises the same fault."""
+    """The thread builds the worker and launches every step, in the order they were submitted; a second one waits for those
+    that a device still computes, so that the first is free to launch the next. After a step has failed, the later ones are
+    not run: collecting any of them raises the same fault."""
 
     def __init__(self, ctx: ExecContext) -> None:
         self.ctx = ctx
         self._jobs: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+        self._launched: queue.SimpleQueue[Pending | Fault | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[StepResult | Fault] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self.worker: Worker | None = None  # once it is built; its ``stats`` may be read from any thread
         self._fault: Fault | None = None
         self._done = -1  # last finished step
 
@@ -76,24 +79,51 @@ class LocalExecutor(Executor):
         except BaseException as exc:
             built(exc)
             return
+        waiter = threading.Thread(target=self._wait, name="minisgl-results", daemon=True)
+        waiter.start()
+        self.worker = worker
         built(worker.info)
         self._serve(worker)
+        self._launched.put(None)
+        waiter.join()
         worker.close()
 
     def _build(self) -> Worker:
         from minisgl.nn import build_worker
 
         c = self.ctx
-        return build_worker(c.config, c.registry, c.model, c.facts, c.progress)
+        return build_worker(c.config, c.registry, c.model, c.facts, c.progress, depth=c.loop_depth)
 
     def _serve(self, worker: Worker) -> None:
         while (plan := self._jobs.get()) is not None:
             try:
-                result = worker.run(plan)
+                pending = worker.launch(plan)
+                if pending.done is None:
+                    self._finish(pending)
+                else:
+                    self._launched.put(pending)
             except BaseException as exc:
-                fault = Fault(f"step {plan.step} failed: {type(exc).__name__}: {exc}")
-                fault.__cause__ = exc
-                self._results.put(fault)
+                self._launched.put(_fault(plan.step, exc))
                 return
-            self._done = plan.step
-            self._results.put(result)
+
+    # ------------------------------------------------------------------------------------------------ the waiting thread
+    def _wait(self) -> None:
+        while (pending := self._launched.get()) is not None:
+            if isinstance(pending, Fault):
+                self._results.put(pending)
+                continue
+            try:
+                self._finish(pending)
+            except BaseException as exc:  # an error of the device shows when it is waited for
+                self._results.put(_fault(pending.step, exc))
+
+    def _finish(self, pending: Pending) -> None:
+        result = pending.result()
+        self._done = result.step
+        self._results.put(result)
+
+
+def _fault(step: int, exc: BaseException) -> Fault:
+    fault = Fault(f"step {step} failed: {type(exc).__name__}: {exc}")
+    fault.__cause__ = exc
+    return fault

@@ -22,6 +22,7 @@ class TorchOps(Ops):
             "rms_norm": self.rms_norm,
             "add_rms_norm": self.add_rms_norm,
             "rope": self.rope,
+            "store_kv": store_kv,
             "silu_mul": silu_mul,
             "moe": moe,
         }
@@ -53,6 +54,12 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Each pair (x[i], x[i + head_dim / 2]) turned by its angle. x: [n, heads, head_dim]; cos, sin: [n, 1, head_dim]."""
     swapped = x.roll(x.shape[-1] // 2, -1)
     return torch.addcmul(x * cos, swapped, sin)
+
+
+def store_kv(k: Tensor, v: Tensor, kv: Tensor, loc: Tensor) -> None:
+    places = kv.view(2, -1, *kv.shape[-2:])
+    places[0].index_copy_(0, loc, k)
+    places[1].index_copy_(0, loc, v)
 
 
 def silu_mul(x: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class TorchSampler(Sampler):
             self.seeds[slot] = spec.seed & (2**64 - 1)
 
     def sample(self, logits: Tensor, rows: SampleRows) -> Tensor:
-        logits = logits[:, : self.vocab]
+        logits = logits[:, : self.vocab].float()
         slot = rows.h_slot
         greedy = self.greedy[slot]
         if greedy.all():

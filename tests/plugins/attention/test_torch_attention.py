@@ -68,6 +68,8 @@ class Bench:
         b = self.view(list(decode), spans or {})
         q = torch.randn(b.n_tokens, self.heads, self.head_dim).to(self.dtype)
         k, v = (torch.randn(b.n_tokens, self.kv_heads, self.head_dim).to(self.dtype) for _ in range(2))
+        for side, new in enumerate((k, v)):
+            self.kv[side].view(-1, self.kv_heads, self.head_dim)[b.loc] = new
         out = self.backend.forward(q, k, v, self.kv, layer, self.backend.plan(b), b)
         expected = []
         for row, slot in enumerate(b.h_slot.tolist()):

@@ -16,8 +16,12 @@ def sampler(vocab=8, slots=64, seed=0):
     return TorchSampler(SamplerContext(TorchSampler.Settings(), torch.device("cpu"), slots, vocab, seed))
 
 
+def sample_rows(slot, out):
+    return SampleRows(slot, out, torch.from_numpy(slot).long(), torch.from_numpy(out).long())
+
+
 def sample(s, logits, slots, outs):
-    rows = SampleRows(np.array(slots, np.int32), np.array(outs, np.int32))
+    rows = sample_rows(np.array(slots, np.int32), np.array(outs, np.int32))
     return s.sample(logits.clone(), rows).tolist()
 
 
@@ -26,7 +30,7 @@ def draw(logits, spec, n=DRAWS, vocab=None):
     vocab = vocab or len(logits)
     s = sampler(vocab)
     s.set_row(3, 77, spec)
-    tokens = s.sample(logits.expand(n, -1).clone(), SampleRows(np.full(n, 3, np.int32), np.arange(n, dtype=np.int32)))
+    tokens = s.sample(logits.expand(n, -1).clone(), sample_rows(np.full(n, 3, np.int32), np.arange(n, dtype=np.int32)))
     return torch.bincount(tokens, minlength=len(logits)).numpy()
 
 

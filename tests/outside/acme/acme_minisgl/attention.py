@@ -33,9 +33,6 @@ class AcmeAttention(AttentionBackend):
         return rows
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, layer: int, meta: Any, b: BatchView) -> Tensor:
-        flat = kv.view(2, -1, *kv.shape[-2:])  # [2, tokens of the pool, kv_heads, head_dim]
-        flat[0].index_copy_(0, b.loc, k)
-        flat[1].index_copy_(0, b.loc, v)
         out = torch.empty_like(q)
         for start, end, n_kv, pages in meta:
             keys, values = (
