@@ -5,20 +5,47 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from minisgl.base.errors import ConfigError
 
+KERNELS = (
+    "flashinfer-python",
+    "sglang-kernel",
+    "sgl-kernel",
+    "triton",
+)  # optional packages that decide how fast a GPU is
+
 
 def environment() -> dict[str, Any]:
-    """What a figure depends on: versions and the machine."""
+    """What a figure depends on: versions, the machine, the date."""
     packages = {name: version(name) for name in ("minisgl", "torch", "transformers", "numpy")}
-    return {**packages, "python": platform.python_version(), "cpus": len(os.sched_getaffinity(0))}
+    kernels = {name: found for name in KERNELS if (found := installed(name)) is not None}
+    machine = {"python": platform.python_version(), "cpus": len(os.sched_getaffinity(0))}
+    return {**packages, **kernels, **machine, **gpu(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+
+
+def installed(package: str) -> str | None:
+    """Its version; None if it is not there."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def gpu() -> dict[str, Any]:
+    """The GPU and CUDA's version, where a benchmark has used torch with one."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    return {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
 
 
 def table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
