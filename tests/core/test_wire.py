@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from minisgl.base.errors import ConfigError
 from minisgl.base.types import (
+    PART_KINDS,
     Accepted,
     Admit,
     Delta,
@@ -27,6 +28,8 @@ from minisgl.base.types import (
     Finish,
     GenerateRequest,
     LocalModel,
+    ParseSpec,
+    Part,
     Refused,
     SamplingParams,
     SamplingSpec,
@@ -55,6 +58,7 @@ SAMPLES: list[m.Message] = [
     m.FaultReport("engine", "plugin", "no 'x'\nnext", 78),
     m.Drain(1.5),
     m.Drained("api-0", 3),
+    m.Lost("text-1"),
     m.Stop(2.0),
     m.Submit((1 << 48 | 5, 1 << 48 | 6), GenerateRequest(ids=(1, 2, 1 << 40), n=2)),
     m.Submit((1,), GenerateRequest(ids=())),
@@ -62,6 +66,7 @@ SAMPLES: list[m.Message] = [
     m.Submit(
         (1,), GenerateRequest(messages=({"role": "user", "content": "x"},), template={"tools": [1]}, param="messages")
     ),
+    m.Submit((1,), GenerateRequest(text="x", parse=ParseSpec(False, True, 1), return_prompt_ids=True, keep_last=-1)),
     m.Cancel((1, 2)),
     m.Tokenize(9, GenerateRequest(text="x")),
     m.Tokenized(9, (1, 2)),
@@ -71,6 +76,7 @@ SAMPLES: list[m.Message] = [
     m.Control(3, "stats"),
     m.Reply(3, b'{"a":1}'),
     Accepted(1, 3),
+    Accepted(1, 3, True, (1, 2)),
     Refused(1, 400, "why", "code", "prompt"),
     Ended(1, Finish.LENGTH, 2, 3, 1),
 ]
@@ -115,8 +121,10 @@ DELTAS = st.builds(
     ids=st.lists(st.integers(0, 2**31 - 1), max_size=4).map(tuple),
     finish=st.sampled_from([None, "stop", "length", "error"]),
     stop_reason=st.none() | st.integers(0, 9) | st.text(max_size=3),
-    usage=st.none() | st.builds(Usage, st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)),
+    usage=st.none() | st.builds(Usage, st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)),
     error=st.text(max_size=3),
+    parts=st.lists(st.builds(Part, st.sampled_from(PART_KINDS), st.text(max_size=5)), max_size=3).map(tuple),
+    n_reasoning=st.integers(0, 4),
 )
 
 
@@ -140,8 +148,12 @@ def test_a_batch_of_deltas_arrives_as_it_was_sent(items: tuple[Delta, ...]) -> N
         ([encode(m.Cancel((1,)))[0], b"123"], "not a whole number of int64"),
         ([encode(m.Tokenized(1, ()))[0], b"", b""], "0 uids, expected 1"),
         ([encode(Tokens(1, np.zeros(1, np.int64), np.zeros(1, np.int32)))[0], b"\0" * 8, b""], "1 uids and 0 tokens"),
-        ([encode(m.Deltas(()))[0], b"\0" * 8, b"\0" * 4, b"", b""], "shape of 1 numbers"),
-        ([encode(m.Deltas(()))[0], b"\0" * 8, b"\1" * 12, b"", b""], "do not add up"),
+        ([encode(m.Deltas(()))[0], b"\0" * 8, b"\0" * 4, b"", b"", b""], "shape of 1 and 0 numbers"),
+        ([encode(m.Deltas(()))[0], b"\0" * 8, b"\1" * 20, b"", b"", b""], "do not add up"),
+        (
+            [encode(m.Deltas(()))[0], b"\0" * 8, np.array([0, 0, 0, 0, 1], "<i4").tobytes(), b"", b"", b"\7\0\0\0" * 2],
+            "part of kind 7",
+        ),
     ],
 )
 def test_malformed_message_is_refused_with_its_reason(frames: list[bytes], text: str) -> None:

@@ -26,6 +26,8 @@ from minisgl.base.types import (
     GenerateRequest,
     Limits,
     LocalModel,
+    ParseSpec,
+    Part,
     ReqState,
     RowInit,
     SamplingParams,
@@ -66,6 +68,8 @@ from minisgl.sched.policy import (
     StepBuilder,
 )
 from minisgl.text.decode import ByteDecoder, WindowDecoder, gpt2_alphabet
+from minisgl.text.hold import Words
+from minisgl.text.parser import OutputParser, ParserContext
 from minisgl.text.source import ModelSource, SourceContext
 from minisgl.text.tokenizer import Decoder, Tokenizer, TokenizerContext
 
@@ -75,11 +79,12 @@ __all__ = [
     "Decoder", "Delta", "Deny", "EmptyLease", "EngineClient", "EngineInfo", "EngineOps", "EventStream", "Exchange",
     "ExecContext", "ExecHealth", "ExecInfo", "Executor", "Fault", "Fields", "Finish", "Frontend", "FrontendContext",
     "GenerateRequest", "Grant", "HttpFrontend", "Inserted", "Lease", "Limits", "LocalModel", "LoopContext",
-    "MiniSGLError", "MoEFacts", "ModelError", "ModelFacts", "ModelSource", "Observer", "ObserverContext", "PluginError",
+    "MiniSGLError", "MoEFacts", "ModelError", "ModelFacts", "ModelSource", "Observer", "ObserverContext", "OutputParser", "ParseSpec", "ParserContext", "Part", "PluginError",
     "PluginSettings", "ReplicaLoad", "ReqState", "ReqView", "RequestError", "RequestEvent", "RopeFacts", "Router",
     "RouterContext", "RowInit", "SamplingParams",
     "SamplingSpec", "SchedContext", "SchedView", "SchedulerPolicy", "SourceContext", "Span", "StepBuilder", "StepLoop",
     "StepPlan", "StepResult", "StepStats", "Ticket", "Tokenizer", "TokenizerContext", "Usage", "WindowDecoder", "WindowFacts",
+    "Words",
     "as_array", "as_integer", "as_number", "as_object", "as_string", "bounds", "gpt2_alphabet", "invalid_type",
     "one_of", "route", "unavailable",
 ]  # fmt: skip

@@ -219,12 +219,41 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class ParseSpec:
+    """What the output is taken apart into. ``reasoning``: what the model thinks before it answers; ``calls``: tool calls, of
+    the tools in the request's ``template``. ``max_calls``: the output ends after so many; None: no limit."""
+
+    reasoning: bool = True
+    calls: bool = False
+    max_calls: int | None = None
+
+
+PartKind = Literal["content", "reasoning", "call", "arguments", "end", "broken"]
+PART_KINDS: tuple[PartKind, ...] = ("content", "reasoning", "call", "arguments", "end", "broken")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of an output that is parsed. ``kind``, and what ``text`` then is:
+
+    "content": answer; "reasoning": thought; "call": a tool call begins, the tool's name; "arguments": the next piece of the
+    call's arguments, which are JSON of an object when joined; "end": the call is complete, ""; "broken": the call that was
+    begun is none after all, all the text that the model wrote for it.
+    """
+
+    kind: PartKind
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One prompt and how to continue it ``n`` times. Exactly one of ``text``, ``ids`` and ``messages`` is given.
 
     ``param``: the request's field that holds the prompt, for error messages (``messages`` or ``prompt``).
     ``add_special_tokens`` None: True for text, False after a chat template. ``clamp_max_tokens``: max_tokens was a default,
-    so it is cut to the context instead of refused. ``key``: the user or the API key that it is counted for.
+    so it is cut to the context instead of refused. ``key``: the user or the API key that it is counted for. ``parse``: the
+    deltas have ``parts`` instead of text. ``return_prompt_ids``: Accepted has the prompt's ids. ``keep_last``: of a longer
+    prompt only so many tokens are kept, the last ones; -1: as many as leave room for the output.
     """
 
     text: str | None = None
@@ -239,20 +268,27 @@ class GenerateRequest:
     cache_salt: str = ""
     key: str = ""
     param: Literal["messages", "prompt"] = "prompt"
+    parse: ParseSpec | None = None
+    return_prompt_ids: bool = False
+    keep_last: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
+    """``reasoning_tokens``: those of the completion that the model thought with, its tags included."""
+
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What is new of one output. ``index``: which of the request's ``n`` outputs. ``text`` holds only complete characters;
     ``ids`` are the tokens that came in, which may run ahead of the text. The last delta of a uid has ``finish`` ("stop", "length", "abort" or "error") and ``usage``; after
-    "error", ``error`` says why. ``stop_reason``: the stop string or stop token id that matched, None for EOS."""
+    "error", ``error`` says why. ``stop_reason``: the stop string or stop token id that matched, None for EOS. A request with
+    ``parse`` gets ``parts`` and no ``text``; ``n_reasoning`` of the ``ids``, the first ones, are reasoning."""
 
     uid: int
     index: int = 0
@@ -262,14 +298,19 @@ class Delta:
     stop_reason: str | int | None = None
     usage: Usage | None = None
     error: str = ""
+    parts: tuple[Part, ...] = ()
+    n_reasoning: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The text worker took the request: ``prompt_tokens`` of the prompt after template and tokenizer."""
+    """The text worker took the request: ``prompt_tokens`` of the prompt after template and tokenizer. ``thinks``: its output
+    is looked through for reasoning. ``ids``: the prompt's, if the request asks for them."""
 
     uid: int
     prompt_tokens: int
+    thinks: bool = False
+    ids: tuple[int, ...] | None = None
 
 
 TextOutput = Accepted | Refused | Delta

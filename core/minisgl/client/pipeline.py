@@ -41,8 +41,7 @@ from minisgl.engine.port import Abort, LocalPort
 from minisgl.observe import Observer
 from minisgl.plugin.hooks import Hooks
 from minisgl.plugin.registry import Registry
-from minisgl.text.create import make_tokenizer
-from minisgl.text.processor import TextProcessor
+from minisgl.text.create import make_processor, make_tokenizer
 from minisgl.text.resolve import resolve_model
 from minisgl.text.tokenizer import Tokenizer
 from minisgl.text.validate import integer
@@ -101,7 +100,7 @@ class Pipeline:
             self.tokenizer = make_tokenizer(self.settings, self.registry, self.model)
             self.engine = build_engine(self.settings, self.registry, self.model, self.port, progress, observers)
         self.info: EngineInfo = self.engine.info
-        self.text = TextProcessor(self.tokenizer, self.info)
+        self.text = make_processor(self.settings, self.registry, self.tokenizer, self.info)
         self._next_uid = 0
         self._end = weakref.finalize(self, self.engine.close)  # one that is dropped gives its memory back too
 

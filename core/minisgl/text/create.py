@@ -1,13 +1,15 @@
-"""The configured tokenizer on a model's files."""
+"""The configured tokenizer on a model's files, and the text side with it."""
 
 from __future__ import annotations
 
 from typing import cast
 
 from minisgl.base.errors import ConfigError
-from minisgl.base.types import LocalModel
+from minisgl.base.types import EngineInfo, LocalModel
 from minisgl.config.schema import Settings
 from minisgl.plugin.registry import Registry
+from minisgl.text.parse import make_parsers
+from minisgl.text.processor import TextProcessor
 from minisgl.text.tokenizer import Tokenizer, TokenizerContext
 
 
@@ -22,6 +24,14 @@ def make_tokenizer(settings: Settings, registry: Registry, model: LocalModel) ->
         "tokenizer", name, settings.options("tokenizer", name), lambda s: TokenizerContext(s, path, template)
     )
     return cast(Tokenizer, made)
+
+
+def make_processor(
+    settings: Settings, registry: Registry, tokenizer: Tokenizer | None, info: EngineInfo, owner: int = 0
+) -> TextProcessor:
+    """The text side with the configured parsers. Raises: ConfigError, PluginError."""
+    parsers = make_parsers(settings, registry, "" if tokenizer is None else tokenizer.template)
+    return TextProcessor(tokenizer, info, owner, parsers)
 
 
 def chat_template(settings: Settings) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from minisgl.text.tokenizer import Decoder
 
@@ -74,3 +74,22 @@ class WindowDecoder(Decoder):
         before, now = self._decode(self._window[: self._shown]), self._decode(self._window)
         self._window, self._shown = [], 0
         return now[len(before) :]
+
+
+class KeepingDecoder(Decoder):
+    """Another decoder, and the text of some tokens that it leaves out: special tokens that a parser has to see."""
+
+    __slots__ = ("_inner", "_keep")
+
+    def __init__(self, inner: Decoder, keep: Mapping[int, str]) -> None:
+        self._inner, self._keep = inner, keep
+
+    def push(self, ids: Iterable[int]) -> str:
+        text = ""
+        for i in ids:
+            kept = self._keep.get(i)
+            text += self._inner.push((i,)) if kept is None else self._inner.finish() + kept
+        return text
+
+    def finish(self) -> str:
+        return self._inner.finish()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
@@ -27,6 +27,7 @@ from minisgl.base.types import (
     EngineOutput,
     Finish,
     GenerateRequest,
+    Part,
     Refused,
     SamplingParams,
     SamplingSpec,
@@ -34,6 +35,8 @@ from minisgl.base.types import (
     Tokens,
     Usage,
 )
+from minisgl.text.decode import KeepingDecoder
+from minisgl.text.parse import Parsers, Parsing
 from minisgl.text.stops import StopHolder
 from minisgl.text.tokenizer import Decoder, Tokenizer
 from minisgl.text.validate import check_ids, check_request
@@ -64,21 +67,36 @@ class _Output:
     eos: frozenset[int]
     show_stop: bool
     completion_tokens: int = 0
+    parsing: Parsing | None = None
+    reasoning_tokens: int = 0
     stop_token: int | None = None
     closed: bool = False
     muted: bool = False
     text: list[str] = field(default_factory=list)  # not yet sent
     ids: list[int] = field(default_factory=list)  # not yet sent
+    parts: list[Part] = field(default_factory=list)  # not yet sent
 
     def take(self, token: int) -> bool:
-        """Add one token. Returns: whether it completed a stop string."""
+        """Add one token. Returns: whether the text is complete with it, by a stop string or a last tool call."""
         self.completion_tokens += 1
         self.ids.append(token)
+        shown = True
         if token in self.stop_ids:
             self.stop_token, self.closed = token, True
-            if not self.show_stop:
-                return False
-        return self._add(self.decoder.push((token,)))
+            shown = self.show_stop
+        text = self.decoder.push((token,)) if shown else ""
+        if self.parsing is not None:
+            return self._parse(self.parsing, text, token)
+        return shown and self._add(text)
+
+    def _parse(self, parsing: Parsing, text: str, token: int) -> bool:
+        thought = parsing.thinking
+        self.parts += parsing.push(text, (token,))
+        if thought or parsing.thinking:
+            self.reasoning_tokens = self.completion_tokens
+        complete = parsing.full or parsing.matched is not None
+        self.closed |= complete
+        return complete
 
     def _add(self, text: str) -> bool:
         if self.stops is None:
@@ -90,27 +108,41 @@ class _Output:
 
     def end(self, ended: Ended) -> Delta:
         """The last delta: what was held back, why it ended, and the counts."""
-        if not self._add(self.decoder.finish()) and self.stops is not None:
+        rest = self.decoder.finish()
+        if self.parsing is not None:
+            self.parts += self.parsing.push(rest, ())
+            self.parts += self.parsing.finish(self._why(ended.finish)[0])
+        elif not self._add(rest) and self.stops is not None:
             self.text.append(self.stops.flush())
         finish, reason = self._why(ended.finish)
         return self.delta(
             finish=finish,
             stop_reason=reason,
-            usage=Usage(self.prompt_tokens, self.completion_tokens, ended.cached_tokens),
+            usage=Usage(self.prompt_tokens, self.completion_tokens, ended.cached_tokens, self.reasoning_tokens),
             error=ended.detail if finish == Finish.ERROR else "",
         )
 
     def _why(self, finish: Finish) -> tuple[str, str | int | None]:
-        if self.stops is not None and self.stops.matched is not None:
-            return Finish.STOP.value, self.stops.matched
+        matcher = self.stops if self.parsing is None else self.parsing
+        if matcher is not None and matcher.matched is not None:
+            return Finish.STOP.value, matcher.matched
+        if self.parsing is not None and self.parsing.full:
+            return Finish.STOP.value, None
         if self.stop_token is not None:
             return Finish.STOP.value, None if self.stop_token in self.eos else self.stop_token
         return finish.value, None
 
     def delta(self, **end: Any) -> Delta:
         """What is new since the last one."""
-        new = Delta(uid=self.uid, index=self.index, text="".join(self.text), ids=tuple(self.ids), **end)
-        self.text, self.ids = [], []
+        ids = tuple(self.ids)
+        if self.parsing is None:
+            new = Delta(uid=self.uid, index=self.index, text="".join(self.text), ids=ids, **end)
+        else:
+            sent = self.completion_tokens - len(ids)
+            thought = min(max(self.reasoning_tokens - sent, 0), len(ids))
+            parts = joined(self.parts)
+            new = Delta(uid=self.uid, index=self.index, ids=ids, parts=parts, n_reasoning=thought, **end)
+        self.text, self.ids, self.parts = [], [], []
         return new
 
 
@@ -118,9 +150,13 @@ class TextProcessor:
     """Tokenizes requests of one text worker and turns their tokens into text.
 
     ``tokenizer`` None serves requests with token ids only. ``owner``: the worker's index, for the engine's answers.
+    ``parsers`` None: outputs are not parsed.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, info: EngineInfo, owner: int = 0) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, info: EngineInfo, owner: int = 0, parsers: Parsers | None = None
+    ) -> None:
+        self._parsers = Parsers({}) if parsers is None else parsers
         self._tokenizer = tokenizer
         self._info = info
         self._owner = owner
@@ -141,9 +177,9 @@ class TextProcessor:
             check_request(request, self._info.vocab)
             if len(uids) != request.n:
                 raise ValueError(f"{len(uids)} uids for n = {request.n}")
-            ids = self._prompt(request)
+            text, ids = self._prompt(request)
             spec = self._spec(request, len(ids))
-            admits = [self._admit(uid, i, ids, spec, request) for i, uid in enumerate(uids)]
+            admits = [self._admit(uid, i, text, ids, spec, request) for i, uid in enumerate(uids)]
         except RequestError as e:
             return [Refused(uids[0], e.status, e.message, e.code, e.param)], []
         except Exception:
@@ -151,16 +187,20 @@ class TextProcessor:
             for uid in uids:
                 self._running.pop(uid, None)
             return [Refused(uids[0], 500, "the request could not be processed", "internal_error")], []
-        return [Accepted(uids[0], len(ids))], admits
+        thinks = request.parse is not None and self._parsers.thinks(request.parse)
+        returned = tuple(ids.tolist()) if request.return_prompt_ids else None
+        return [Accepted(uids[0], len(ids), thinks, returned)], admits
 
-    def _admit(self, uid: int, index: int, ids: I32, spec: SamplingSpec, request: GenerateRequest) -> Admit:
+    def _admit(self, uid: int, index: int, text: str, ids: I32, spec: SamplingSpec, request: GenerateRequest) -> Admit:
         params = request.sampling
+        stops = StopHolder(params.stop, params.include_stop_str_in_output) if params.stop else None
         self._running[uid] = _Output(
             uid=uid,
             index=index,
             prompt_tokens=len(ids),
-            decoder=_NoText() if self._tokenizer is None else self._tokenizer.decoder(params.skip_special_tokens),
-            stops=StopHolder(params.stop, params.include_stop_str_in_output) if params.stop else None,
+            decoder=self._decoder(request),
+            stops=stops,
+            parsing=self._parsing(request, text, stops),
             stop_ids=frozenset(spec.stop_ids),
             eos=frozenset() if params.ignore_eos else self._eos,
             show_stop=params.include_stop_str_in_output,
@@ -176,6 +216,32 @@ class TextProcessor:
             key=request.key,
         )
 
+    def _decoder(self, request: GenerateRequest) -> Decoder:
+        if self._tokenizer is None:
+            return _NoText()
+        skip = request.sampling.skip_special_tokens
+        decoder = self._tokenizer.decoder(skip)
+        if request.parse is None or not skip:
+            return decoder
+        kept = {i: tag for tag in self._parsers.tags(request.parse) if (i := self._special(tag)) is not None}
+        return KeepingDecoder(decoder, kept) if kept else decoder
+
+    def _special(self, tag: str) -> int | None:
+        """Id of a tag that is a special token, which text usually leaves out."""
+        assert self._tokenizer is not None
+        token = self._tokenizer.token_to_id(tag)
+        return token if token is not None and not self._tokenizer.decode((token,), True) else None
+
+    def _parsing(self, request: GenerateRequest, text: str, stops: StopHolder | None) -> Parsing | None:
+        if request.parse is None:
+            return None
+        tools = tool_functions(request.template.get("tools"))
+        continued = ""
+        if request.messages and request.template.get("continue_final_message"):
+            content = request.messages[-1].get("content")
+            continued = content if isinstance(content, str) else ""
+        return self._parsers.start(request.parse, stops, tools, text, continued)
+
     def cancel(self, uids: Iterable[int]) -> list[int]:
         """The client is gone: nothing more is told of these. Returns: those to abort in the engine."""
         alive = [o for uid in uids if (o := self._running.get(uid)) is not None and not o.muted]
@@ -186,7 +252,7 @@ class TextProcessor:
     def tokenize(self, request: GenerateRequest) -> list[int]:
         """Ids of a request's prompt. Raises: RequestError."""
         check_request(request, self._info.vocab)
-        return [int(i) for i in self._encode(request)]
+        return [int(i) for i in self._encode(request)[1]]
 
     def detokenize(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """Text of ids. Raises: RequestError for ids outside the vocabulary."""
@@ -196,11 +262,14 @@ class TextProcessor:
 
     # -- prompts
 
-    def _prompt(self, request: GenerateRequest) -> I32:
-        """[num_tokens] int32 ids that fit the model and its context."""
+    def _prompt(self, request: GenerateRequest) -> tuple[str, I32]:
+        """The prompt's text ("" for ids) and its [num_tokens] int32 ids, which fit the model and its context."""
         if request.sampling.stop:
             self._need_tokenizer("stop strings", "stop")
-        ids = self._encode(request)
+        if request.parse is not None:
+            self._check_tools(request)
+        text, ids = self._encode(request)
+        ids = self._last(ids, request)
         if not len(ids):
             raise RequestError("the prompt is empty; at least one token is needed", param=request.param)  # fault A10
         if (worst := int(ids.max())) >= self._info.vocab:
@@ -210,11 +279,36 @@ class TextProcessor:
             )
         if len(ids) >= self._info.max_len:
             raise self._too_long(request, len(ids))  # fault A9
-        return ids
+        return text, ids
 
-    def _encode(self, request: GenerateRequest) -> I32:
+    def _last(self, ids: I32, request: GenerateRequest) -> I32:
+        """The tokens that ``keep_last`` leaves."""
+        keep = request.keep_last
+        if keep is None:
+            return ids
+        if keep == -1:
+            keep = max(self._info.max_len - (request.sampling.max_tokens or 1), 1)
+        return ids[-keep:]
+
+    def _check_tools(self, request: GenerateRequest) -> None:
+        """Refuse tools that the model would not see, or whose calls nothing here would read."""
+        assert request.parse is not None
+        if not request.parse.calls:
+            return
+        tokenizer = self._need_tokenizer("tools", "tools")
+        if "tools" not in tokenizer.template:
+            raise RequestError(
+                "'tools' cannot be served: the chat template of this model has no place for them. Give one that has with "
+                "model.chat_template, or send none.",
+                code="unsupported_parameter",
+                param="tools",
+            )
+        self._parsers.check(request.parse)
+
+    def _encode(self, request: GenerateRequest) -> tuple[str, I32]:
+        """Text, "" for a prompt that came as ids; and ids."""
         if request.ids is not None:
-            return np.array(request.ids, np.int32)
+            return "", np.array(request.ids, np.int32)
         tokenizer = self._need_tokenizer(f"{request.param} as text", request.param)
         special = request.add_special_tokens
         if request.messages is not None:
@@ -226,8 +320,8 @@ class TextProcessor:
         self._check_text(text, request)
         ids = tokenizer.encode(text, special)
         if not len(ids) and special and tokenizer.bos is not None:
-            return np.array([tokenizer.bos], np.int32)
-        return ids
+            ids = np.array([tokenizer.bos], np.int32)
+        return text, ids
 
     def _check_text(self, text: str, request: GenerateRequest) -> None:
         """Refuse text that no tokenizer takes, and text so long that tokenizing it is wasted time."""
@@ -321,6 +415,24 @@ class TextProcessor:
             fresh[uid] = output
             if output.take(token):
                 aborts.append(uid)
+
+
+def tool_functions(tools: Any) -> tuple[Mapping[str, Any], ...]:
+    """The functions of a request's ``tools``."""
+    return tuple(
+        t["function"] for t in tools or () if isinstance(t, Mapping) and isinstance(t.get("function"), Mapping)
+    )
+
+
+def joined(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Neighbours that go on with the same text as one."""
+    out: list[Part] = []
+    for part in parts:
+        if out and out[-1].kind == part.kind and part.kind in ("content", "reasoning", "arguments"):
+            out[-1] = Part(part.kind, out[-1].text + part.text)
+        else:
+            out.append(part)
+    return tuple(out)
 
 
 def choice_spec(spec: SamplingSpec, index: int) -> SamplingSpec:

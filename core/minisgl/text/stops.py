@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from minisgl.text.hold import Words
+
 
 class StopHolder:
     """Cuts one output's text at the first stop string.
@@ -15,13 +17,12 @@ class StopHolder:
     ``matched``: the stop string that ended the text, None so far.
     """
 
-    __slots__ = ("_firsts", "_held", "_include", "_longest", "_stops", "matched")
+    __slots__ = ("_held", "_include", "_stops", "_words", "matched")
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         self._stops = tuple(stops)
+        self._words = Words(self._stops)
         self._include = include
-        self._longest = max(map(len, self._stops), default=0)
-        self._firsts = frozenset(stop[0] for stop in self._stops)
         self._held = ""
         self.matched: str | None = None
 
@@ -35,7 +36,7 @@ class StopHolder:
             end, i, start = min(found)
             self.matched, self._held = self._stops[i], ""
             return text[: end if self._include else start]
-        hold = self._partial(text)
+        hold = self._words.partial(text)
         self._held = text[hold:]
         return text[:hold]
 
@@ -43,13 +44,3 @@ class StopHolder:
         """What is still held, when the text ends for another reason."""
         held, self._held = self._held, ""
         return held
-
-    def _partial(self, text: str) -> int:
-        """Where the longest end of ``text`` that some stop string begins with starts; its length if there is none."""
-        first = max(0, len(text) - self._longest + 1)
-        if self._firsts.isdisjoint(text[first:]):
-            return len(text)
-        for start in range(first, len(text)):
-            if text[start] in self._firsts and any(stop.startswith(text[start:]) for stop in self._stops):
-                return start
-        return len(text)

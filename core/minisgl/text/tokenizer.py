@@ -38,13 +38,15 @@ class Tokenizer(Component):
     """All methods may be called from several threads at once.
 
     ``vocab``: number of ids it knows (largest id + 1). ``eos``: ids that end a text. ``bos``: id or None. ``max_chars``: the
-    most characters of text that one id can stand for; None if there is no bound.
+    most characters of text that one id can stand for; None if there is no bound. ``template``: the source of its chat
+    template, all of them if there are several, "" without one.
     """
 
     vocab: int
     eos: frozenset[int]
     bos: int | None
     max_chars: int | None = None
+    template: str = ""
 
     @abstractmethod
     def __init__(self, ctx: TokenizerContext) -> None: ...

@@ -116,6 +116,8 @@ def check_request(request: GenerateRequest, vocab: int | None = None) -> None:
             param=f"chat_template_kwargs.{reserved[0]}",
         )
     check_sampling(request.sampling, vocab)
+    if request.keep_last is not None and request.keep_last != -1:
+        integer(request.keep_last, "truncate_prompt_tokens", 1, INT64_MAX)
     if request.ids is not None:
         check_ids(request.ids, request.param, vocab)
     if request.text is not None and not isinstance(request.text, str):

@@ -10,7 +10,7 @@ from itertools import groupby
 
 from minisgl.base.errors import RequestError
 from minisgl.base.types import Delta, Ended, EngineOutput, Refused, TextOutput, Tokens
-from minisgl.text.create import make_tokenizer
+from minisgl.text.create import make_processor, make_tokenizer
 from minisgl.text.processor import TextProcessor
 from minisgl.wire.messages import (
     API_SHIFT,
@@ -118,8 +118,8 @@ def run(process: Process) -> None:
     assert go.model is not None, "the supervisor sends text workers the model"
     tokenizer = make_tokenizer(process.settings, process.registry, go.model)
     info = process.wait_for(Ready).info
-    processor = TextProcessor(tokenizer, info, owner=process.spec.index)
-    worker = TextWorker(processor, {0: process.to("api-0")}, process.to("engine"))
+    processor = make_processor(process.settings, process.registry, tokenizer, info, process.spec.index)
+    worker = TextWorker(processor, dict(enumerate(process.to_apis())), process.to("engine"))
     pulse = Pulse(process.spec)
     pulse.watch(lambda: (-1, worker.pass_began_ns))
     pulse.start()

@@ -13,7 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from minisgl.base.types import Accepted, Admit, Delta, Ended, GenerateRequest, Refused, SamplingSpec, Tokens, Usage
+from minisgl.base.types import (
+    PART_KINDS,
+    Accepted,
+    Admit,
+    Delta,
+    Ended,
+    GenerateRequest,
+    Part,
+    Refused,
+    SamplingSpec,
+    Tokens,
+    Usage,
+)
 from minisgl.wire import codec
 from minisgl.wire.codec import WireError
 from minisgl.wire.messages import (
@@ -29,6 +41,7 @@ from minisgl.wire.messages import (
     FaultReport,
     Go,
     Hello,
+    Lost,
     Message,
     Progress,
     Ready,
@@ -41,6 +54,7 @@ from minisgl.wire.messages import (
 
 WIRE_VERSION = 1
 _I32, _I64 = np.dtype("<i4"), np.dtype("<i8")
+_PART = {kind: i for i, kind in enumerate(PART_KINDS)}
 
 
 def encode(message: Message) -> list[bytes]:
@@ -214,32 +228,39 @@ def _is_plain(d: Delta) -> bool:
 
 
 def _deltas_pack(message: Deltas) -> Packed:
-    """Per delta: uid | index, n_ids, n_text_bytes; then all ids and all text in one piece each."""
+    """Per delta: uid | index, n_ids, n_text_bytes, n_reasoning, n_parts; then all ids, all text (that of the parts goes before
+    ``text``) and kind and n_text_bytes of all parts in one piece each."""
     items = message.items
-    texts = [d.text.encode("utf-8", "surrogatepass") for d in items]
-    shape = [(d.index, len(d.ids), len(t)) for d, t in zip(items, texts, strict=True)]
+    pieces = [[t.encode("utf-8", "surrogatepass") for t in (*(p.text for p in d.parts), d.text)] for d in items]
+    texts = [b"".join(p) for p in pieces]
+    shape = [(d.index, len(d.ids), len(t), d.n_reasoning, len(d.parts)) for d, t in zip(items, texts, strict=True)]
+    parts = [(_PART[p.kind], len(t)) for d, own in zip(items, pieces, strict=True) for p, t in zip(d.parts, own)]
     tails = tuple(
         _Tail(at, d.finish, d.stop_reason, d.usage, d.error) for at, d in enumerate(items) if not _is_plain(d)
     )
     ids = [i for d in items for i in d.ids]
     frames = [_raw([d.uid for d in items], _I64), _raw(np.array(shape, _I32).ravel(), _I32), _raw(ids, _I32)]
-    return codec.dumps(_Tails(tails)) if tails else b"", [*frames, b"".join(texts)]
+    frames += [b"".join(texts), _raw(np.array(parts, _I32).ravel(), _I32)]
+    return codec.dumps(_Tails(tails)) if tails else b"", frames
 
 
 def _deltas_parse(body: bytes, frames: Sequence[bytes]) -> Deltas:
     uids = _array("uids", frames[0], _I64).tolist()
     shape = _array("shape", frames[1], _I32)
     ids, text = _array("ids", frames[2], _I32).tolist(), bytes(frames[3])
-    if len(shape) != 3 * len(uids) or (shape < 0).any():
-        raise WireError(f"Deltas: shape of {len(shape)} numbers for {len(uids)} deltas")
-    _, n_ids, n_text = sums = shape.reshape(-1, 3).T
-    if sums[1].sum() != len(ids) or sums[2].sum() != len(text):
+    parts = _array("parts", frames[4], _I32)
+    if len(shape) != 5 * len(uids) or (shape < 0).any() or len(parts) % 2 or (parts < 0).any():
+        raise WireError(f"Deltas: shape of {len(shape)} and {len(parts)} numbers for {len(uids)} deltas")
+    _, n_ids, n_text, _, n_parts = sums = shape.reshape(-1, 5).T
+    if n_ids.sum() != len(ids) or n_text.sum() != len(text) or 2 * n_parts.sum() != len(parts):
         raise WireError(f"Deltas: lengths do not add up to {len(ids)} ids and {len(text)} bytes of text")
     tails = {t.at: t for t in codec.loads(_Tails, body).tails} if body else {}
+    kinds = iter(parts.reshape(-1, 2).tolist())
     items, i, b = [], 0, 0
-    for at, (uid, index, k, n) in enumerate(zip(uids, sums[0].tolist(), n_ids.tolist(), n_text.tolist(), strict=True)):
-        piece = text[b : b + n].decode("utf-8", "surrogatepass") if n else ""
-        delta = Delta(uid, index, piece, tuple(ids[i : i + k]))
+    for at, (uid, (index, k, n, thought, m)) in enumerate(zip(uids, sums.T.tolist(), strict=True)):
+        own, rest = _parts_parse([next(kinds) for _ in range(m)], text[b : b + n]) if m else ((), text[b : b + n])
+        piece = rest.decode("utf-8", "surrogatepass") if rest else ""
+        delta = Delta(uid, index, piece, tuple(ids[i : i + k]), parts=own, n_reasoning=thought)
         if (t := tails.get(at)) is not None:
             delta = replace(delta, finish=t.finish, stop_reason=t.stop_reason, usage=t.usage, error=t.error)
         items.append(delta)
@@ -247,10 +268,21 @@ def _deltas_parse(body: bytes, frames: Sequence[bytes]) -> Deltas:
     return Deltas(tuple(items))
 
 
+def _parts_parse(kinds: Sequence[Sequence[int]], text: bytes) -> tuple[tuple[Part, ...], bytes]:
+    """Parts of one delta, and the text after theirs."""
+    parts, b = [], 0
+    for kind, n in kinds:
+        if kind >= len(PART_KINDS) or b + n > len(text):
+            raise WireError(f"Deltas: part of kind {kind} with {n} bytes of {len(text) - b}")
+        parts.append(Part(PART_KINDS[kind], text[b : b + n].decode("utf-8", "surrogatepass")))
+        b += n
+    return tuple(parts), text[b:]
+
+
 _TABLE: tuple[tuple[type, Pack, Parse, int], ...] = (
     *(
         (cls, _json_pack, _json_parse(cls), 0)
-        for cls in (Hello, Go, Ready, Progress, Beat, FaultReport, Drain, Drained, Stop)
+        for cls in (Hello, Go, Ready, Progress, Beat, FaultReport, Lost, Drain, Drained, Stop)
     ),
     *((cls, _json_pack, _json_parse(cls), 0) for cls in (Ended, Refused, Accepted, Control, Detokenized)),
     (Submit, lambda m: _request_pack(m.uids, m.request), _submit_parse, 2),
@@ -262,7 +294,7 @@ _TABLE: tuple[tuple[type, Pack, Parse, int], ...] = (
     (Admit, _admit_pack, _admit_parse, 1),
     (Tokens, _tokens_pack, _tokens_parse, 2),
     (Reply, _reply_pack, _reply_parse, 1),
-    (Deltas, _deltas_pack, _deltas_parse, 4),
+    (Deltas, _deltas_pack, _deltas_parse, 5),
 )
 _BY_TYPE: dict[type, tuple[int, Pack, int]] = {cls: (i, pack, n) for i, (cls, pack, _, n) in enumerate(_TABLE, 1)}
 _BY_TAG: dict[int, tuple[type, Parse, int]] = {i: (cls, parse, n) for i, (cls, _, parse, n) in enumerate(_TABLE, 1)}

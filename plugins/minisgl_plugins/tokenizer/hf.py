@@ -38,6 +38,7 @@ class HFTokenizer(Tokenizer):
         self._table = byte_table(spec, vocab)
         self.max_chars = longest_chars(spec, self._table)
         self._template = self._find_template(ctx, config, names)
+        self.template = "" if self._template is None else self._template.text
 
     @staticmethod
     def _find_template(

@@ -81,6 +81,7 @@ class ChatTemplate:
 
     def __init__(self, sources: Mapping[str, str], variables: Mapping[str, Any]) -> None:
         self._sources = dict(sources)
+        self.text = "\n".join(self._sources.values())
         env = environment()
         self._compiled = {name: env.from_string(text) for name, text in sources.items()}
         self._variables = dict(variables)

@@ -1,0 +1,63 @@
+"""Output parsers: what a model writes, taken apart into answer, reasoning and tool calls. Torch-free.
+
+A parser is a state machine over the text as it comes. The same machine serves answers that stream and those that do not, and its
+parts, joined by kind, do not depend on how the text was cut into pieces.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from minisgl.base.component import Component
+from minisgl.base.types import Part
+
+Stage = Literal["reasoning", "calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class ParserContext:
+    """``tools``: the functions that may be called, as the request has them (``name``, ``parameters``, ...). ``prompt``: the
+    text that the output continues. ``continued``: the end of it that is the model's own, when the last message is continued;
+    else "". ``cuts``: texts that end reasoning though its end tag did not come."""
+
+    settings: Any
+    tools: Sequence[Mapping[str, Any]] = ()
+    prompt: str = ""
+    continued: str = ""
+    cuts: Sequence[str] = ()
+
+
+class OutputParser(Component):
+    """One output's worth of state.
+
+    ``stage``: "reasoning" parsers come first, and their content goes through the "calls" parser. ``openers``: texts that begin
+    what it looks for. ``tags``: texts to show to it also where they are special tokens. ``thinking``: the text so far ends
+    within reasoning.
+    """
+
+    stage: ClassVar[Stage]
+    openers: ClassVar[tuple[str, ...]] = ()
+    tags: ClassVar[tuple[str, ...]] = ()
+    thinking: bool = False
+
+    @abstractmethod
+    def __init__(self, ctx: ParserContext) -> None: ...
+
+    @classmethod
+    def fits(cls, template: str) -> int:
+        """How surely models with this chat template write what it parses; 0: they do not. ``auto`` takes the surest."""
+        return 0
+
+    @abstractmethod
+    def push(self, delta: str, ids: Sequence[int]) -> list[Part]:
+        """What is certain now. ``ids``: the tokens that came with the text; text held back may be of earlier ones.
+
+        Never raises for anything a model may write: text that does not parse is content.
+        """
+
+    @abstractmethod
+    def finish(self, why: str) -> list[Part]:
+        """The rest. ``why``: "stop", "length", "abort" or "error". Text is never dropped."""
