@@ -5,15 +5,15 @@ Run it: python docs/examples/measure_steps.py steps.jsonl [--model PATH and othe
 
 from __future__ import annotations
 
-import json
 import sys
-import time
+from pathlib import Path
 from random import Random
 
 from minisgl.base.types import GenerateRequest, SamplingParams
 from minisgl.client.pipeline import Pipeline
 from minisgl.config.load import load_settings
-from minisgl_cli.simulate.device import Meter
+from minisgl_cli.simulate.calibrate import write_steps
+from minisgl_cli.simulate.replay import timed
 
 SIZES = ((1, 16), (1, 128), (4, 64), (8, 16), (8, 128), (16, 64))  # requests that run together, tokens of each prompt
 WARM_UP = 8  # steps that are not counted
@@ -22,22 +22,9 @@ WARM_UP = 8  # steps that are not counted
 def main(path: str, argv: list[str]) -> None:
     """Run batches of several sizes one step at a time, and write what each step computed and how long it took."""
     loaded = load_settings(argv=[*argv, "--loop", "sync", "--cache", "naive"])
-    rng, steps = Random(0), []
+    rng = Random(0)
     with Pipeline(loaded.settings, registry=loaded.registry, hooks=loaded.hooks) as pipeline:
-        executor, meter = pipeline.engine.executor, Meter(pipeline.info.max_running)
-        submit, collect = executor.submit, executor.collect
-
-        def timed_submit(plan):
-            work, _ = meter.run(plan)
-            steps.append({"tokens": work.tokens, "kv": work.kv, "seconds": -time.perf_counter()})
-            return submit(plan)
-
-        def timed_collect(ticket, timeout):
-            result = collect(ticket, timeout)
-            steps[-1]["seconds"] += time.perf_counter()
-            return result
-
-        executor.submit, executor.collect = timed_submit, timed_collect
+        timer = timed(pipeline)
         for requests, length in SIZES:
             for _ in range(requests):
                 ids = tuple(rng.randrange(pipeline.info.vocab) for _ in range(length))
@@ -45,9 +32,8 @@ def main(path: str, argv: list[str]) -> None:
             left = requests
             while left:
                 left -= sum(getattr(out, "finish", None) is not None for out in pipeline.step())
-    with open(path, "w") as file:
-        file.writelines(json.dumps(step) + "\n" for step in steps[WARM_UP:])
-    print(f"{len(steps) - WARM_UP} steps written to {path}")
+    write_steps(Path(path), timer.steps[WARM_UP:])
+    print(f"{len(timer.steps) - WARM_UP} steps written to {path}")
 
 
 if __name__ == "__main__":

@@ -61,8 +61,9 @@ def run(argv: list[str]) -> int:
 
 def _simulate(args: Namespace, settings: Any, registry: Any, policies: Sequence[Policy]) -> dict[str, Any]:
     """Results of every policy at every rate, and what they depend on."""
+    from minisgl_cli.simulate.calibrate import calibrate
     from minisgl_cli.simulate.cluster import World
-    from minisgl_cli.simulate.cost import HARDWARE, Roofline, calibrate
+    from minisgl_cli.simulate.cost import HARDWARE, Roofline
     from minisgl_cli.simulate.limits import sim_limits
     from minisgl_cli.simulate.shapes import find_shape
 

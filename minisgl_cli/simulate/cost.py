@@ -1,33 +1,25 @@
-"""How long a step takes: from sizes and rates of a device, or fitted to measured steps."""
+"""How long a step takes: from sizes and rates of a device, or as fitted to measured steps (calibrate.py)."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from math import isfinite
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from minisgl.base.errors import ConfigError
 from minisgl_cli.simulate.shapes import Shape
-
-FIELDS = ("tokens", "kv", "seconds")
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """What a step computes. ``tokens``: through the layers. ``kv``: KV tokens that its rows have afterwards, together, which
-    attention reads. ``pairs``: of a new token and a token it attends to. ``sampled``: rows of the LM head."""
+    attention reads. ``pairs``: of a new token and a token it attends to; ``prompt_pairs``: those of prompts. ``sampled``: rows
+    of the LM head. ``decode``: rows that decode, a token each."""
 
     tokens: int
     kv: int
     pairs: int
     sampled: int
+    decode: int = 0
+    prompt_pairs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,67 +99,17 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """seconds = step_s + token_s * tokens + kv_s * kv, with the host's time in ``step_s``: a measured step has both."""
+    """seconds = step_s + token_s * prompt tokens + decode_s * decoded rows + kv_s * kv + pair_s * pairs, of the prompts' tokens
+    alone, with the host's time in ``step_s``: a measured step has both. ``decode_s`` None: as ``token_s``."""
 
     step_s: float
     token_s: float
     kv_s: float
     host_s: float = 0.0
+    decode_s: float | None = None
+    pair_s: float = 0.0
 
     def seconds(self, w: Work) -> float:
-        return self.step_s + self.token_s * w.tokens + self.kv_s * w.kv
-
-
-def calibrate(path: Path) -> Fitted:
-    """Fit measured steps: JSON lines with ``tokens``, ``kv`` and ``seconds`` (see Work). Raises: ConfigError with the line."""
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"--calibrate {path}: it cannot be read: {exc}") from exc
-    rows = list(_measured(path, lines))
-    if len(rows) < len(FIELDS):
-        raise ConfigError(f"--calibrate {path} has {len(rows)} measured steps; at least {len(FIELDS)} are needed")
-    return fit(rows)
-
-
-def _measured(path: Path, lines: Sequence[str]) -> Iterator[tuple[float, float, float]]:
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            found: Any = json.loads(line)
-        except ValueError as exc:
-            raise ConfigError(f"--calibrate {path}:{number}: not JSON: {exc}") from exc
-        values = [found.get(key) if isinstance(found, dict) else None for key in FIELDS]
-        for key, value in zip(FIELDS, values, strict=True):
-            good = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and value >= 0
-            if not good:
-                raise ConfigError(f"--calibrate {path}:{number}: {key} = {value!r}; a number >= 0 is needed")
-        tokens, kv, seconds = values
-        yield float(tokens), float(kv), float(seconds)  # type: ignore[arg-type]
-
-
-def fit(rows: Sequence[tuple[float, float, float]]) -> Fitted:
-    """The least-squares fit of (tokens, kv, seconds) whose three parts are not negative: more work never takes less time."""
-    data = np.array(rows, np.float64)
-    features = np.column_stack([np.ones(len(data)), data[:, 0], data[:, 1]])
-    best, least = np.zeros(3), float("inf")
-    for n in range(1, 4):
-        for columns in combinations(range(3), n):
-            found, error = _solve(features, data[:, 2], columns)
-            # Among equally good fits the one with fewer parts stays.
-            if (found >= 0).all() and error < least * (1 - 1e-9):
-                best, least = found, error
-    return Fitted(*best.tolist())
-
-
-def _solve(
-    features: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64], columns: tuple[int, ...]
-) -> tuple[npt.NDArray[np.float64], float]:
-    """Coefficients with all but ``columns`` zero, and the squared error."""
-    part = features[:, list(columns)]
-    scale = np.maximum(np.abs(part).max(axis=0), 1.0)  # so that tokens, kv and 1 weigh alike in the solver's tolerance
-    solved = np.linalg.lstsq(part / scale, seconds, rcond=None)[0] / scale
-    found = np.zeros(3)
-    found[list(columns)] = solved
-    return found, float(((features @ found - seconds) ** 2).sum())
+        decode_s = self.token_s if self.decode_s is None else self.decode_s
+        rows = self.token_s * (w.tokens - w.decode) + decode_s * w.decode
+        return self.step_s + rows + self.kv_s * w.kv + self.pair_s * w.prompt_pairs

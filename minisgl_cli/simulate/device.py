@@ -38,7 +38,8 @@ class Meter:
         self._order[plan.order_pos] = plan.order_slot
         decode = self._order[: plan.n_decode]
         self.kv[decode] += 1
-        kv = pairs = int(self.kv[decode].sum())  # a decoded token attends to all of its row, itself included
+        kv = int(self.kv[decode].sum())  # a decoded token attends to all of its row, itself included
+        decode_pairs, pairs = kv, 0
         sampling = [span.slot for span in plan.spans if span.sample]
         for span in plan.spans:
             before = int(self.kv[span.slot])
@@ -46,7 +47,7 @@ class Meter:
             kv += before + span.n_new
             pairs += span.n_new * before + span.n_new * (span.n_new + 1) // 2
         slots = np.concatenate([decode, np.array(sampling, np.int32)])
-        return Work(plan.num_tokens, kv, pairs, len(slots)), slots
+        return Work(plan.num_tokens, kv, decode_pairs + pairs, len(slots), plan.n_decode, pairs), slots
 
 
 class SimTicket(Ticket):

@@ -82,7 +82,6 @@ def compared(argv: Sequence[str]) -> tuple[Compared, list[str]]:
 
 
 def arguments(parser: ArgumentParser) -> None:
-    d = Synthetic()
     group = parser.add_argument_group("what is simulated")
     group.add_argument("--scheduler", metavar="A[,B]", help="scheduler policies to compare")
     group.add_argument("--cache", metavar="A[,B]", help="cache policies to compare")
@@ -93,6 +92,15 @@ def arguments(parser: ArgumentParser) -> None:
     group.add_argument("--hardware", choices=tuple(HARDWARE), default="h200", help="rates of the device")
     group.add_argument("--calibrate", type=Path, metavar="FILE", help="measured steps, to fit step times to")
     group.add_argument("--sim-seed", type=natural, default=0, metavar="N", help="of the requests and the policies")
+    load_arguments(parser)
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", type=Path, metavar="FILE", help="also write the JSON line to FILE")
+    out.add_argument("--plot", type=Path, metavar="FILE", help="draw latency over load to FILE")
+
+
+def load_arguments(parser: ArgumentParser) -> None:
+    """Which requests come, and when; ``synthetic`` reads them."""
+    d = Synthetic()
     load = parser.add_argument_group("requests")
     load.add_argument(
         "--rate", type=rates, metavar="R[,R]", help="requests per second; inf: all at once; default 1, or as recorded"
@@ -108,9 +116,6 @@ def arguments(parser: ArgumentParser) -> None:
     load.add_argument("--long-share", type=number(0, 1), metavar="P", help="share of conversations with a long input")
     load.add_argument("--long-len", type=parse_range, metavar="LOW-HIGH", help="tokens of a long input")
     load.add_argument("--cv", type=number(0.05, 20), metavar="X", help="of arrival gaps; 1: Poisson, more: bursts")
-    out = parser.add_argument_group("output")
-    out.add_argument("--json", type=Path, metavar="FILE", help="also write the JSON line to FILE")
-    out.add_argument("--plot", type=Path, metavar="FILE", help="draw latency over load to FILE")
 
 
 def synthetic(args: Namespace) -> Synthetic:

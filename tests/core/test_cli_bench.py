@@ -11,10 +11,12 @@ import pytest
 
 from minisgl.base.types import Tokens
 from minisgl.testing.bytemodel import write_byte_model
-from minisgl_cli.bench import load, report
+from minisgl_cli.bench import load, others, report
 from minisgl_cli.bench.offline import Case, parse_case
+from minisgl_cli.bench.simulator import compare, parse_trace
 from minisgl_cli.bench.sink import text_worker
 from minisgl_cli.main import main
+from minisgl_cli.simulate.calibrate import calibrate
 
 
 def test_a_case_is_requests_and_two_lengths_or_ranges() -> None:
@@ -56,6 +58,50 @@ def test_offline_prints_a_line_of_json_and_draws(tmp_path: Path, capsys: pytest.
     assert case["case"] == "2 x 4 in, 3-5 out"
     assert case["minisgl tok/s"] > 0
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_simulator_plays_the_same_requests_for_real_and_in_virtual_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, steps = write_byte_model(tmp_path / "model", 128, weights=True), tmp_path / "steps.jsonl"
+    argv = ["bench", "simulator", "--calibrate-on", "6:4-40:3-9:100", "--predict", "5:8-60:5:80", "--steps", str(steps)]
+    assert main([*argv, "--model", str(model), "--engine.threads", "1"]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    found = json.loads(line)
+    assert [run["run"] for run in found["runs"]] == ["real 1", "real 2", "simulated"]
+    assert [p["what"] for p in found["predictions"]] == ["output_tokens_per_s", "ttft_s"]
+    assert found["steps"] == len(steps.read_text().splitlines())
+    assert calibrate(steps).step_s == found["fitted"]["step_s"]
+    assert all(run["out tok/s"] > 0 and run["TTFT ms"] > 0 for run in found["runs"])
+
+
+def test_a_prediction_may_be_off_by_a_share_or_by_twice_what_real_runs_differ() -> None:
+    """By hand: runs of 95 and 105 differ by 10 of 100, so that 20% is allowed instead of 10; equal ones leave it at 10%."""
+    assert compare("", "output_tokens_per_s", [95.0, 105.0], 119.0)["within"]
+    assert not compare("", "output_tokens_per_s", [95.0, 105.0], 121.0)["within"]
+    assert not compare("", "output_tokens_per_s", [100.0, 100.0], 89.0)["within"]
+    assert compare("", "ttft_s", [0.1, 0.1], 0.119)["within"]
+
+
+@pytest.mark.parametrize("text", ["", "4:8:8", "1:8:8:1", "4:8:8:0", "4:8:8:inf", "4:9-8:8:1", "a:8:8:1"])
+def test_other_traces_are_refused(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="is not REQUESTS:INPUT:OUTPUT:RATE"):
+        parse_trace(text)
+
+
+def test_other_processes_are_seen_where_the_system_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """1,000 ticks more of the machine, none of this process: with 100 ticks a second 10 s, over the 5 that pass."""
+    stat, now = tmp_path / "stat", iter([0.0, 5.0])
+    monkeypatch.setattr(others, "STAT", stat)
+    monkeypatch.setattr("os.sysconf", lambda name: 100)
+    monkeypatch.setattr("time.process_time", lambda: 3.0)
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    stat.write_text("cpu  1000 0 0 7 7 0 0 0 0 0\n")
+    seen = others.OthersCPU()
+    stat.write_text("cpu  1300 200 300 9 9 50 50 100 0 0\n")
+    assert seen.cores == pytest.approx(2.0)
+    stat.unlink()
+    assert others.OthersCPU().cores is None
 
 
 def test_load_compares_with_a_sequential_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,10 +18,12 @@ from minisgl.base.types import I32, Ended, Finish, Limits, Refused, Tokens
 from minisgl.config.schema import KindSection, Settings
 from minisgl.plugin.registry import Registry
 from minisgl_cli.main import main
+from minisgl_cli.simulate.calibrate import fit
 from minisgl_cli.simulate.cluster import Cluster, World
 from minisgl_cli.simulate.cost import HARDWARE, Cost, Fitted, Roofline
 from minisgl_cli.simulate.limits import with_policies
 from minisgl_cli.simulate.measure import Recorder, spread
+from minisgl_cli.simulate.replay import TimedExecutor
 from minisgl_cli.simulate.shapes import SHAPES
 from minisgl_cli.simulate.synthetic import Synthetic, draw
 from minisgl_cli.simulate.workload import Request, at_rate
@@ -70,6 +72,21 @@ def simulate(
     made = router and registry.create("router", router, {}, lambda s: RouterContext(s, replicas, Random(seed)))
     world = World(registry, limits, cost, replicas)
     return Cluster(world, with_policies(settings, scheduler, cache, seed), made or None, requests)
+
+
+@pytest.mark.parametrize("loop", ["sync", "overlap"])
+def test_calibration_finds_the_cost_model_that_made_the_steps(loop: str, registry: Registry) -> None:
+    """The steps of a simulation, timed on its own clock as a real engine's are on the wall's."""
+    cost = Fitted(step_s=0.02, token_s=6e-4, kv_s=5e-6, decode_s=1.5e-3, pair_s=4e-7)
+    requests = at_rate(draw(Synthetic(40, (16, 700), (4, 40), system_prompts=2, system_len=100), 0), 4.0)
+    cluster = simulate(registry, requests, cost, loop=loop)
+    [replica] = cluster.replicas
+    timer = TimedExecutor(replica.engine.executor, LIMITS.max_slots, lambda: replica.clock.now)
+    replica.engine.executor = timer
+    assert cluster.run()["steps"] == len(timer.steps) > 50
+    found = fit(timer.steps)
+    parts = [found.step_s, found.token_s, found.kv_s, found.decode_s, found.pair_s]
+    assert parts == pytest.approx([0.02, 6e-4, 5e-6, 1.5e-3, 4e-7], rel=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------- one request, by hand

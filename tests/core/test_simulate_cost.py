@@ -11,7 +11,8 @@ import pytest
 
 from minisgl.base.errors import ConfigError
 from minisgl.base.types import NO_PAGES, RowInit, SamplingSpec, Span, StepPlan
-from minisgl_cli.simulate.cost import HARDWARE, Fitted, Hardware, Roofline, Work, calibrate, fit
+from minisgl_cli.simulate.calibrate import MeasuredStep, calibrate, fit, write_steps
+from minisgl_cli.simulate.cost import HARDWARE, Fitted, Hardware, Roofline, Work
 from minisgl_cli.simulate.device import Meter
 from minisgl_cli.simulate.shapes import SHAPES, Shape, find_shape
 
@@ -108,26 +109,45 @@ def test_an_unknown_shape_is_refused_with_the_known_ones() -> None:
 
 
 def test_a_fit_finds_the_line_that_made_the_steps() -> None:
-    rows = [
-        (t, kv, 0.002 + 3e-5 * t + 4e-8 * kv) for t, kv in ((1, 100), (8, 4000), (256, 256), (512, 9000), (1, 90000))
-    ]
-    found = fit(rows)
+    sizes = ((1, 100), (8, 4000), (256, 256), (512, 9000), (1, 90000))
+    found = fit([MeasuredStep(t, kv, 0.002 + 3e-5 * t + 4e-8 * kv) for t, kv in sizes])
     assert (found.step_s, found.token_s, found.kv_s) == pytest.approx((0.002, 3e-5, 4e-8), rel=1e-6)
     assert found.seconds(Work(10, 1000, 0, 10)) == pytest.approx(0.002 + 3e-4 + 4e-5)
 
 
 def test_a_fit_has_no_negative_part() -> None:
     """Times that fall with kv: the best line has a negative slope, the best one allowed is their mean."""
-    found = fit([(1, 0, 3.0), (1, 10, 2.0), (1, 20, 1.0)])
+    found = fit([MeasuredStep(1, 0, 3.0), MeasuredStep(1, 10, 2.0), MeasuredStep(1, 20, 1.0)])
     assert found.kv_s == 0
     assert found.seconds(Work(1, 5, 5, 1)) == pytest.approx(2.0)
 
 
 def test_least_squares_averages_noise() -> None:
     """By hand: at 1 token 1 and 3 seconds, at 3 tokens 5 and 7: the line through the means (1, 2) and (3, 6) is 2 * tokens."""
-    found = fit([(1, 0, 1.0), (1, 0, 3.0), (3, 0, 5.0), (3, 0, 7.0)])
+    found = fit([MeasuredStep(tokens, 0, seconds) for tokens, seconds in ((1, 1.0), (1, 3.0), (3, 5.0), (3, 7.0))])
     assert found.step_s == pytest.approx(0, abs=1e-9)
     assert found.token_s == pytest.approx(2.0)
+
+
+def test_decoded_rows_and_pairs_have_parts_of_their_own_if_every_step_says_them() -> None:
+    """By hand: 2 s a step, 0.1 a prompt token, 0.5 a decoded row, 0.001 a KV token, 0.01 a pair of a prompt."""
+    works = [
+        Work(tokens, kv, 0, 1, decode, pairs)
+        for tokens, kv, decode, pairs in (
+            (1, 9, 1, 0),
+            (4, 80, 4, 0),
+            (30, 30, 0, 465),
+            (33, 90, 3, 465),
+            (8, 64, 0, 484),
+        )
+    ]
+    seconds = [2 + 0.1 * (w.tokens - w.decode) + 0.5 * w.decode + 0.001 * w.kv + 0.01 * w.prompt_pairs for w in works]
+    steps = [MeasuredStep.of(w, s) for w, s in zip(works, seconds, strict=True)]
+    found = fit(steps)
+    parts = (found.step_s, found.token_s, found.decode_s, found.kv_s, found.pair_s)
+    assert parts == pytest.approx((2, 0.1, 0.5, 0.001, 0.01))
+    assert [found.seconds(w) for w in works] == pytest.approx(seconds)
+    assert fit([*steps, MeasuredStep(1, 9, 2.509)]).decode_s is None
 
 
 def test_measured_steps_are_read_from_json_lines(tmp_path: Path) -> None:
@@ -136,6 +156,12 @@ def test_measured_steps_are_read_from_json_lines(tmp_path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
     found = calibrate(path)
     assert (found.step_s, found.token_s, found.kv_s, found.host_s) == pytest.approx((1, 1, 2, 0))
+
+
+def test_steps_that_are_written_are_read_again(tmp_path: Path) -> None:
+    steps = [MeasuredStep.of(Work(n, 10 * n, 5, 1, n % 3, n * n), 0.01 * n) for n in range(1, 9)]
+    write_steps(tmp_path / "steps.jsonl", steps)
+    assert calibrate(tmp_path / "steps.jsonl") == fit(steps)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +173,7 @@ def test_measured_steps_are_read_from_json_lines(tmp_path: Path) -> None:
         ('{"tokens": 1, "kv": 2, "seconds": -1}', ":2: seconds = -1"),
         ('{"tokens": true, "kv": 2, "seconds": 1}', ":2: tokens = True"),
         ('{"tokens": 1, "kv": NaN, "seconds": 1}', ":2: kv = nan"),
+        ('{"tokens": 1, "kv": 2, "seconds": 1, "decode": -1}', ":2: decode = -1"),
         ("", "has 1 measured steps; at least 3"),
     ],
 )
@@ -191,9 +218,11 @@ def test_the_meter_counts_what_a_plan_computes() -> None:
     meter = Meter(4)
     init = RowInit(2, 7, 16, np.arange(4, dtype=np.int32), NO_PAGES, SamplingSpec(), 0, 8)
     work, slots = meter.run(plan(0, (init,), [], 0, (Span(2, 4, True),)))
-    assert work == Work(tokens=4, kv=20, pairs=74, sampled=1)
+    assert work == Work(tokens=4, kv=20, pairs=74, sampled=1, decode=0, prompt_pairs=74)
     assert slots.tolist() == [2]
     other = RowInit(0, 8, 0, np.arange(3, dtype=np.int32), NO_PAGES, SamplingSpec(), 0, 8)
     work, slots = meter.run(plan(1, (other,), [2], 1, (Span(0, 2, False),)))
-    assert work == Work(tokens=3, kv=21 + 2, pairs=21 + 3, sampled=1)  # the chunk does not end its prompt
+    assert work == Work(
+        tokens=3, kv=21 + 2, pairs=21 + 3, sampled=1, decode=1, prompt_pairs=3
+    )  # the chunk does not end its prompt
     assert slots.tolist() == [2]

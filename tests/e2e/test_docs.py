@@ -15,7 +15,7 @@ import pytest
 
 from minisgl.testing.bytemodel import write_byte_model
 from minisgl.testing.server import Server
-from minisgl_cli.simulate.cost import calibrate
+from minisgl_cli.simulate.calibrate import calibrate
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
