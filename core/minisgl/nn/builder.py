@@ -11,6 +11,7 @@ from torch import Tensor
 from minisgl.base.errors import ConfigError
 from minisgl.base.facts import ModelFacts, MoEFacts
 from minisgl.base.parallel import check_tp
+from minisgl.nn.experts import QuantExperts
 from minisgl.nn.layers import Attention, Embedding, Experts, Head, Linear, Norm, QKVLinear, SiluMul
 from minisgl.nn.parallel import RowLinear, SplitExperts, SplitQKVLinear, VocabEmbedding, VocabHead
 from minisgl.nn.rope import cos_sin_table
@@ -89,6 +90,9 @@ class Builder:
     def experts(self) -> Experts:
         """The gated MLPs that ``router`` chooses from."""
         self._check_act()
+        if self.quant is not None and self.quant.experts:
+            pack = partial(self.quant.linear, head=False)
+            return QuantExperts(self.facts.hidden, self._moe, self.dtype, self.comm, pack)
         if self._alone:
             return Experts(self.facts.hidden, self._moe, self.dtype)
         return SplitExperts(self.facts.hidden, self._moe, self.dtype, self.comm)

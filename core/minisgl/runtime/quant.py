@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,9 +27,12 @@ class QuantContext:
 class QuantMethod(Component):
     """Makes the linear layers of a model: projections of attention and MLP, and the head.
 
-    The embedding, norms, routers and stacked experts stay as they are. Models do not know of it: the builder gives each
-    linear layer the method, and the layer calls ``linear`` when its weight is loaded.
+    The embedding, norms and routers stay as they are. Models do not know of it: the builder gives each linear layer the
+    method, and the layer calls ``linear`` when its weight is loaded. ``experts``: the two products of each expert of a mixture
+    are made by ``linear`` as well, and called one expert after the other; else experts stay as they are.
     """
+
+    experts: ClassVar[bool] = False
 
     @classmethod
     def supports(cls, device: str, dtype: str) -> str | None:

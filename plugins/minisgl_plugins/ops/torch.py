@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.api.device import Ops, OpsContext, OpTable
+from minisgl.nn.experts import mixture, one_by_one
 
 
 class TorchOps(Ops):
@@ -68,18 +71,34 @@ def silu_mul(x: Tensor) -> Tensor:
 
 
 def moe(x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, top_k: int, renormalize: bool) -> Tensor:
-    """Sorted by expert, the tokens of each are one product after the other; torch's grouped product is no faster on a CPU.
-    Waits for the device, to learn how many tokens each expert has."""
-    weights, experts = torch.softmax(logits, -1, dtype=torch.float32).topk(top_k, -1)  # [n, top_k]
-    if renormalize:
-        weights = weights / weights.sum(-1, keepdim=True)
-    order = experts.view(-1).argsort(stable=True)  # of the n * top_k (token, expert) pairs
-    rows = x.index_select(0, order // top_k)
-    sizes = torch.bincount(experts.view(-1), minlength=logits.shape[1]).tolist()
-    done = [
-        F.linear(silu_mul(F.linear(part, gate_up[e])), down[e])
-        for e, part in enumerate(torch.split(rows, sizes))
-        if part.shape[0]
-    ]
-    out = torch.empty_like(rows).index_copy_(0, order, torch.cat(done))  # back in the order of tokens
-    return (out.view(*experts.shape, -1) * weights.to(x.dtype).unsqueeze(-1)).sum(1)
+    """Sorted by expert, the tokens of each are one product after the other, or all at once where torch has a kernel for it."""
+
+    def mlp(expert: int, rows: Tensor) -> Tensor:
+        return F.linear(silu_mul(F.linear(rows, gate_up[expert])), down[expert])
+
+    def products(rows: Tensor, ids: Tensor) -> Tensor:
+        if _has_grouped(rows.device, rows.dtype) and _aligned(gate_up) and _aligned(down):
+            return grouped(rows, ids, gate_up, down)
+        return one_by_one(rows, ids, len(gate_up), mlp)
+
+    return mixture(x, logits, top_k, renormalize, products)
+
+
+def grouped(rows: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Each row through its expert, in two products that do not wait for the device: their shapes are the same whatever the
+    router chose, so that the step can be captured as a CUDA graph. Args: as ``Products`` and the op have them."""
+    experts = torch.arange(len(gate_up), device=ids.device)
+    ends = torch.searchsorted(ids, experts, right=True).to(torch.int32)  # [experts], where the rows of each end
+    inner = silu_mul(F.grouped_mm(rows, gate_up.mT, offs=ends))
+    return F.grouped_mm(inner, down.mT, offs=ends)
+
+
+@cache
+def _has_grouped(device: torch.device, dtype: torch.dtype) -> bool:
+    """Elsewhere ``F.grouped_mm`` is a loop itself, which waits as well: see docs/decisions/005."""
+    return device.type == "cuda" and dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _aligned(weight: Tensor) -> bool:
+    """The kernel reads rows in pieces of 16 bytes."""
+    return weight.shape[1] % 8 == 0 and weight.shape[2] % 8 == 0

@@ -2,7 +2,8 @@
 takes time there, and they are an eighth of float32.
 
 The kernel multiplies in bfloat16 and is slow for many tokens. Steps of more than ``max_tokens`` use an int8 copy of the
-int4 weights, see ``int8``. The head, for which int4 is no faster, is int8 always.
+int4 weights, see ``int8``. The head, for which int4 is no faster, is int8 always. A rank's share of a layer has groups of its
+own, the last of which may be short.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _SMALLEST = 2.0**-100  # scale of a group of equal weights; a bfloat16 that is n
 
 
 class Int4Quant(QuantMethod):
+    experts = True
+
     class Settings(PluginSettings):
         max_tokens: int | None = Field(
             4,

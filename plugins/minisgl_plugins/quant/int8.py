@@ -40,6 +40,8 @@ def unsupported(device: str, dtype: str) -> str | None:
 
 
 class Int8Quant(QuantMethod):
+    experts = True
+
     @classmethod
     def supports(cls, device: str, dtype: str) -> str | None:
         return unsupported(device, dtype)

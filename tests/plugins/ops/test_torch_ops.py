@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from minisgl.api.device import OpsContext
-from minisgl_plugins.ops.torch import TorchOps
+from minisgl.nn.experts import mixture
+from minisgl_plugins.ops.torch import TorchOps, grouped
 
 EPS = 1e-5
 
@@ -99,6 +100,15 @@ def test_moe(ops, n, experts, top_k, renormalize):
     got = ops["moe"](x, logits, gate_up, down, top_k, renormalize)
     assert torch.allclose(got.double(), expected_moe(x, logits, gate_up, down, top_k, renormalize), atol=1e-5)
     assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize(("n", "experts", "top_k"), [(1, 4, 1), (1, 8, 8), (7, 8, 2), (40, 128, 8), (300, 3, 2)])
+def test_moe_in_grouped_products_gives_the_same(n, experts, top_k):
+    """What a CUDA device runs where torch has a kernel for it: no shape in it depends on the routing."""
+    x, logits = torch.randn(n, 16), torch.randn(n, experts)
+    gate_up, down = torch.randn(experts, 16, 16) / 4, torch.randn(experts, 16, 8) / 4
+    got = mixture(x, logits, top_k, True, lambda rows, ids: grouped(rows, ids, gate_up, down))
+    assert torch.allclose(got.double(), expected_moe(x, logits, gate_up, down, top_k, True), atol=1e-5)
 
 
 def test_moe_with_all_tokens_at_one_expert(ops):

@@ -3,12 +3,13 @@
 import gc
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from minisgl import LLM, SamplingParams
-from minisgl.api.device import QuantMethod
+from minisgl.api.device import OpsContext, QuantContext, QuantMethod
 from minisgl.base.errors import ConfigError, UnknownPlugin
 from minisgl.config.load import load_settings
 from minisgl.config.schema import Settings
@@ -17,7 +18,11 @@ from minisgl.plugin.registry import Registry
 from minisgl.testing.checkpoints import llama_checkpoint, llama_config, make_worker, random_checkpoint
 from minisgl.testing.models import greedy_rows, random_prompt
 from minisgl.testing.perplexity import perplexity
+from minisgl.testing.plans import GREEDY, PlanDriver
+from minisgl.testing.ranks import run_ranks
 from minisgl.text.create import make_tokenizer
+from minisgl_plugins.ops.torch import TorchOps
+from minisgl_plugins.quant.int8 import Int8Quant
 
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe")
 MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
@@ -43,6 +48,8 @@ def checkpoint(family, path):
 
 class Plain(QuantMethod):
     """Keeps all bits, so that only the wiring is seen. Detected by its name."""
+
+    experts = True
 
     @classmethod
     def detect(cls, config):
@@ -81,6 +88,78 @@ def test_the_float_weights_are_freed(tmp_path):
     weights = {(48 + 32, 48), (48, 48), (160, 48), (48, 80)}  # qkv, o, gate_up, down
     alive = [t for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter) and t.is_floating_point()]
     assert not [t.shape for t in alive if tuple(t.shape) in weights]
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_experts_are_quantized_one_by_one_and_their_float_weights_freed(name, tmp_path):
+    worker = make_worker(checkpoint("Qwen3Moe", tmp_path), using(name))
+    left = {n for n, _ in worker.model.named_parameters() if "norm" not in n}
+    routers = {f"model.layers.{i}.mlp.gate.weight" for i in range(2)}
+    assert left <= routers | {"model.embed_tokens.weight"}
+    gc.collect()
+    stacked = {(8, 48, 56), (8, 56, 24), (384, 56), (448, 24)}
+    alive = [t for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter) and t.is_floating_point()]
+    assert not [t.shape for t in alive if tuple(t.shape) in stacked]
+
+
+def test_a_method_that_leaves_experts_alone_gets_float_ones(tmp_path):
+    class Floats(Plain):
+        experts = False
+
+    registry = Registry.scan(bundled_only=True)
+    registry.add("quant", "floats", Floats)
+    local, prompt = checkpoint("Qwen3Moe", tmp_path), random_prompt(199)
+    worker = make_worker(local, using("floats"), registry=registry)
+    assert "model.layers.0.mlp.experts.gate_up" in dict(worker.model.named_parameters())
+    same, plain = (greedy_rows(local, prompt, 1, registry, settings=s)[0][0] for s in (using("floats"), {}))
+    assert torch.allclose(same, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_an_experts_rows_do_not_change_with_their_neighbours_in_int8(tmp_path):
+    """P1: to the bit, as for other layers."""
+    from minisgl.base.facts import MoEFacts
+    from minisgl.nn.experts import QuantExperts
+    from minisgl.runtime.comm import NoComm
+
+    method = Int8Quant(QuantContext(Int8Quant.Settings(), torch.device("cpu"), torch.float32))
+    g = torch.Generator().manual_seed(2)
+    moe = MoEFacts.from_hf({**MOE, "num_hidden_layers": 2})
+    layer = QuantExperts(56, moe, torch.float32, NoComm(), lambda w: method.linear(w, head=False))
+    gate_up, down = torch.randn(8 * 48, 56, generator=g) / 8, torch.randn(8 * 56, 24, generator=g) / 8
+    layer.gate_up, layer.down = torch.nn.Parameter(gate_up), torch.nn.Parameter(down)
+    layer.finish()
+    ops = TorchOps(OpsContext(TorchOps.Settings(), torch.device("cpu"), torch.float32)).table()
+    x, logits = torch.randn(20, 56, generator=g), torch.randn(20, 8, generator=g)
+    b = SimpleNamespace(ops=ops)
+    together = layer(x, logits, b)
+    alone = torch.cat([layer(x[i : i + 1], logits[i : i + 1], b) for i in range(20)])
+    assert torch.equal(together, alone)
+    exact = ops["moe"](x, logits, gate_up.view(8, 48, 56), down.view(8, 56, 24), 2, True)
+    assert (together - exact).norm() < 0.03 * exact.norm()
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen3Moe"])
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_ranks_may_have_shares_that_groups_do_not_divide(name, family, tmp_path):
+    """48 inputs of a layer, and 12 of an expert's: no multiples of 32 inputs, which have one scale in int4, nor of 64."""
+    import transformers
+
+    sizes = {"hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
+    config = llama_config(**sizes, head_dim=24, sliding_window=None, **(MOE if family == "Qwen3Moe" else {}))
+    local = random_checkpoint(tmp_path, getattr(transformers, f"{family}Config")(**config))
+
+    def logits(comm, quant):
+        worker = make_worker(local, using(quant) if quant else None, comm=comm)
+        seen, whole = [], worker.model.logits
+        worker.model.logits = lambda h, b: seen.append(whole(h, b)) or seen[-1]
+        driver = PlanDriver(worker.run, worker.info.page_size)
+        driver.start(0, random_prompt(199, 9), GREEDY, room=1)
+        driver.generate([0], 1)
+        return seen[0][0]
+
+    exact = logits(None, None)
+    for found in run_ranks(2, lambda comm: logits(comm, name)):
+        assert torch.nn.functional.cosine_similarity(found, exact, dim=0) > (0.99 if name == "int8" else 0.85)
 
 
 def test_the_engine_says_what_it_uses(tmp_path):
