@@ -23,6 +23,7 @@ from minisgl.nn.choose import pick_attention, pick_ops, pick_sampler
 from minisgl.nn.dummy import dummy_weights
 from minisgl.nn.loader import load_weights
 from minisgl.nn.quant import make_quant
+from minisgl.nn.room import GRAPH_BYTES, Probe, log_memory, too_large, working_bytes
 from minisgl.plugin.registry import Registry
 from minisgl.runtime.attention import AttentionBackend, AttnContext, AttnFacts, GraphSupport, KVSpec
 from minisgl.runtime.comm import Comm, NoComm
@@ -68,44 +69,65 @@ def build_worker(
     cls: type[Model] = registry.load("model", facts.arch)
 
     spec = KVSpec(heads[1], facts.head_dim, dtype, config.kv.page_size)
+    page_bytes = spec.page_bytes * facts.layers
     tp = TpInfo(comm.rank, comm.size)
     builder = Builder(facts, comm, dtype, device, model_len, quant)
     model = cls(ModelContext(facts, tp, dtype, device, builder))
-    if config.weights.format == "dummy":
-        dummy_weights(model, device, tp, config.engine.seed or 0, progress)
-    else:
-        load_weights(model, local.weights, device, tp, progress=progress)
+    try:
+        if config.weights.format == "dummy":
+            dummy_weights(model, device, tp, config.engine.seed or 0, progress)
+        else:
+            load_weights(model, local.weights, device, tp, progress=progress)
+    except torch.OutOfMemoryError as exc:
+        raise too_large(model, device) from exc
     model.eval()
-    room = plan_room(config.kv, spec, facts.layers, device, max_slots, model_len)
-    if comm.size > 1:
-        room = _common_room(room, spec.page_bytes * facts.layers, config.kv.page_size, comm, device)
-    kv = allocate(attn, spec, facts.layers, room.num_pages, device)
-    rows = Rows(max_slots, room.max_len, room.num_pages, config.kv.page_size)
-    state = DeviceRows(rows, device)
-    backend: AttentionBackend = create(
-        "attention",
-        attn_name,
-        lambda s: AttnContext(attn_facts, spec, device, max_slots, room.max_len, batch_tokens, state.table, s, depth),
-    )
-    sampler: Sampler = create(
-        "sampler",
-        sampler_name,
-        lambda s: SamplerContext(s, device, max_slots, true_vocab(facts, local), _seed(config.engine.seed), depth),
-    )
     picks = {"attention": attn_name, "ops": ",".join(ops_names), "sampler": sampler_name, "model": facts.arch}
     picks |= {"quant": quant_name} if quant is not None else {}
-    info = _info(config, facts, room, max_slots, batch_tokens, device, dtype, picks)
-    worker = Worker(info, model, backend, ops, sampler, rows, state, kv, device, dtype, comm, depth)
-    if device.type == "cuda":
-        add_graphs(worker, config.engine.cuda_graph_max_rows, CudaRecorder(device), progress)
+
+    def make(room: KVRoom) -> Worker:
+        kv = allocate(attn, spec, facts.layers, room.num_pages, device)
+        rows = Rows(max_slots, room.max_len, room.num_pages, config.kv.page_size)
+        state = DeviceRows(rows, device)
+        backend: AttentionBackend = create(
+            "attention",
+            attn_name,
+            lambda s: AttnContext(
+                attn_facts, spec, device, max_slots, room.max_len, batch_tokens, state.table, s, depth
+            ),
+        )
+        sampler: Sampler = create(
+            "sampler",
+            sampler_name,
+            lambda s: SamplerContext(s, device, max_slots, true_vocab(facts, local), _seed(config.engine.seed), depth),
+        )
+        info = _info(config, facts, room, max_slots, batch_tokens, device, dtype, picks)
+        return Worker(info, model, backend, ops, sampler, rows, state, kv, device, dtype, comm, depth)
+
+    cuda, graph_rows = device.type == "cuda", config.engine.cuda_graph_max_rows
+    kept = 0
+    if cuda:
+        kept = working_bytes(make, Probe(batch_tokens, max_slots, config.kv.page_size, model_len), page_bytes, device)
+        kept += GRAPH_BYTES * len(graph_sizes(graph_rows_of(max_slots, graph_rows)))
+    room = plan_room(config.kv, spec, facts.layers, device, max_slots, model_len, kept)
+    if comm.size > 1:
+        room = _common_room(room, page_bytes, config.kv.page_size, comm, device)
+    worker = make(room)
+    if cuda:
+        add_graphs(worker, graph_rows, CudaRecorder(device), progress)
+        log_memory(model, worker, kept, device)
     return worker
+
+
+def graph_rows_of(max_slots: int, setting: int | None) -> int:
+    """Rows of the largest decode step that is captured; 0: none is."""
+    return max_slots if setting is None else min(max_slots, setting)
 
 
 def add_graphs(
     worker: Worker, max_rows: int | None, recorder: Recorder, progress: Callable[[str, int, int], None] = no_progress
 ) -> None:
     """Capture the worker's decode steps of up to ``max_rows`` rows (None: of all), if its attention backend can be captured."""
-    most = min(worker.info.max_slots, worker.info.max_slots if max_rows is None else max_rows)
+    most = graph_rows_of(worker.info.max_slots, max_rows)
     if not most or worker.attention.graph < GraphSupport.DECODE:
         return
     w = worker

@@ -40,8 +40,11 @@ def free_memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def plan_room(s: KVSettings, spec: KVSpec, layers: int, device: torch.device, max_slots: int, max_len: int) -> KVRoom:
-    """How many pages to allocate, rounded down (M10), and never more than all rows at full length can use.
+def plan_room(
+    s: KVSettings, spec: KVSpec, layers: int, device: torch.device, max_slots: int, max_len: int, kept: int = 0
+) -> KVRoom:
+    """How many pages to allocate, rounded down (M10), and never more than all rows at full length can use. ``kept``: bytes of
+    the free memory that steps need themselves.
 
     ``max_len`` is cut to what the pool holds. Raises: CapacityError if it holds no page.
     """
@@ -51,12 +54,13 @@ def plan_room(s: KVSettings, spec: KVSpec, layers: int, device: torch.device, ma
         pages, asked = s.num_pages, f"kv.num_pages={s.num_pages}"
     else:
         text = _AUTO.get(device.type, _AUTO_ELSE) if s.memory == "auto" else s.memory
-        room = parse_memory(text, free_memory(device))
+        room = parse_memory(text, max(0, free_memory(device) - kept))
         pages, asked = room // page_bytes - 1, f"kv.memory={s.memory!r} ({room} bytes)"  # one is the dummy page
     pages = min(pages, most)
     if pages < 1:
+        of_it = f" ({kept} bytes of the free memory are kept for steps and graphs)" if kept else ""
         raise CapacityError(
-            f"{asked} holds no KV page: a page of {s.page_size} tokens in {layers} layers takes {page_bytes} bytes, "
+            f"{asked} holds no KV page{of_it}: a page of {s.page_size} tokens in {layers} layers takes {page_bytes} bytes, "
             f"and one more is kept for padding; give at least --kv.memory {-(-2 * page_bytes // (1 << 20))}MiB"
         )
     held = pages * s.page_size
