@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from minisgl_cli.options import parse, set_logging
+from minisgl_cli.profile import profile_arguments, tracer_of
 
 if TYPE_CHECKING:
     from minisgl.base.types import SamplingParams
@@ -25,20 +27,28 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, metavar="N", help="makes the answer repeatable")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; may be repeated")
     parser.add_argument("--quiet", action="store_true", help="no progress bars and no summary")
+    profile_arguments(parser)
 
 
 def run(argv: list[str]) -> int:
     """Generate and print; returns the exit code."""
     loaded, registry, hooks, args = parse(argv, verb="generate", extra=arguments)
     set_logging(loaded)
+    tracer = tracer_of(args)
     from minisgl.client.pipeline import LLM, Pipeline
     from minisgl.text.validate import check_sampling
 
     sampling = sampling_of(args)
     check_sampling(sampling)  # before the model is loaded
     prompt = sys.stdin.read().removesuffix("\n") if args.prompt == "-" else args.prompt
-    pipeline = Pipeline(loaded.settings, registry=registry, hooks=hooks, show_progress=not args.quiet)
-    with LLM.on(pipeline) as llm:
+    pipeline = Pipeline(
+        loaded.settings,
+        registry=registry,
+        hooks=hooks,
+        observers=[] if tracer is None else [tracer],
+        show_progress=not args.quiet,
+    )
+    with LLM.on(pipeline) as llm, nullcontext() if tracer is None else tracer.tracing():
         return answer(llm, prompt, sampling, args)
 
 

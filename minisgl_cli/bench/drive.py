@@ -121,28 +121,38 @@ def warm_up(workload: Workload, pipeline: Pipeline, seed: int) -> None:
     run_jobs(pipeline, [Job(longest.ids, min(WARM_OUTPUT, longest.max_new))], workload.temperature)
 
 
-def _once(workload: Workload, pipeline: Pipeline, steps: StepCounter, seed: int) -> dict[str, Any]:
-    vocab, executor = pipeline.info.vocab, pipeline.engine.executor
+def prepare(workload: Workload, pipeline: Pipeline, seed: int) -> None:
+    """An empty prefix cache, but for what the workload wants cached."""
     while not pipeline.idle:  # a step may still be in flight
         pipeline.step()
     pipeline.engine.scheduler.clear_cache()
-    if before := workload.before(vocab, seed):
+    if before := workload.before(pipeline.info.vocab, seed):
         run_jobs(pipeline, before, workload.temperature)
-    memory = PeakMemory(pipeline.info.device)
-    counted, device = steps.counts(), device_counters(executor)
+
+
+def run_waves(workload: Workload, pipeline: Pipeline, seed: int) -> tuple[list[Ran], int]:
+    """All waves, each after the one before. Returns: them, and their prompt tokens."""
     prompt_tokens, ran = 0, []
-    waves = workload.waves(vocab, seed)
+    waves = workload.waves(pipeline.info.vocab, seed)
     jobs = next(waves)
     while jobs:
         prompt_tokens += sum(len(job.ids) for job in jobs)
         ran.append(run_jobs(pipeline, jobs, workload.temperature))
         jobs = _after(waves, ran[-1].outputs)
-    took = {key: value - counted[key] for key, value in steps.counts().items()}
+    return ran, prompt_tokens
+
+
+def _once(workload: Workload, pipeline: Pipeline, steps: StepCounter, seed: int) -> dict[str, Any]:
+    executor = pipeline.engine.executor
+    prepare(workload, pipeline, seed)
+    memory = PeakMemory(pipeline.info.device)
+    counted, device = steps.counts(), device_counters(executor)
+    ran, prompt_tokens = run_waves(workload, pipeline, seed)
     return {
         "prompt_tokens": prompt_tokens,
         "cached_tokens": sum(r.cached_tokens for r in ran),
         **_speed(ran, prompt_tokens),
-        "steps": took,
+        "steps": {key: value - counted[key] for key, value in steps.counts().items()},
         "graph_replays_per_decode_step": replays_per_step(device, device_counters(executor)),
         "peak_memory": memory.read(),
     }

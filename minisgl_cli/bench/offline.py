@@ -15,12 +15,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from minisgl.base.errors import ConfigError
-from minisgl_cli.bench.drive import StepCounter, check_room, run_jobs
+from minisgl_cli.bench.drive import StepCounter, check_room, prepare, run_jobs, run_waves
 from minisgl_cli.bench.drive import measure as measure_workload
 from minisgl_cli.bench.peer import TransformersPeer
 from minisgl_cli.bench.report import bar_plot, check_plot, json_line, table
 from minisgl_cli.bench.workloads import WORKLOADS, Job, Range, Workload, find_workloads
 from minisgl_cli.options import parse, set_logging
+from minisgl_cli.profile import Tracer, profile_arguments, tracer_of
 
 if TYPE_CHECKING:
     from minisgl.base.types import EngineInfo
@@ -100,6 +101,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--compare", choices=("transformers", "none"), help="the peer of cases; default transformers")
     parser.add_argument("--bench-seed", type=int, default=0, metavar="N", help="of the random prompts")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw tokens per second to FILE")
+    profile_arguments(parser)
     named = parser.add_argument_group("named workloads, instead of cases; sizes replace those of the workload")
     shown = "; ".join(f"{w.name}: {w.doc}" for w in WORKLOADS.values())
     named.add_argument("--workload", action="append", metavar="NAME", help=f"repeatable; {shown}; all: all of these")
@@ -121,16 +123,17 @@ def run(argv: list[str]) -> int:
     if args.plot is not None:
         check_plot(args.plot)
     check_combination(args)
+    tracer = tracer_of(args)
     start = partial(pipeline_of, loaded.settings, registry, hooks)
     if args.workload:
         sizes = {key: getattr(args, key) for key in SIZES}
-        return run_workloads(args, [w.scaled(**sizes) for w in find_workloads(args.workload)], start)
+        return run_workloads(args, [w.scaled(**sizes) for w in find_workloads(args.workload)], start, tracer)
     args.compare = args.compare or "transformers"
     if args.compare != "none" and loaded.settings.weights.format == "dummy":
         raise ConfigError(
             f"--compare {args.compare} needs the model's weights, which --load-format dummy leaves out; give --compare none"
         )
-    return run_cases(args, args.case or DEFAULT_CASES, start)
+    return run_cases(args, args.case or DEFAULT_CASES, start, tracer)
 
 
 def check_combination(args: Namespace) -> None:
@@ -154,15 +157,30 @@ def pipeline_of(settings: Settings, registry: Registry, hooks: Hooks, observers:
     return Pipeline(settings, registry=registry, hooks=hooks, observers=observers)
 
 
-def run_workloads(args: Namespace, workloads: Sequence[Workload], start: Callable[..., Pipeline]) -> int:
+def one_to_trace(tracer: Tracer | None, what: Sequence[object]) -> None:
+    if tracer is not None and len(what) != 1:
+        raise ConfigError(
+            f"--profile traces one workload, and {len(what)} are to run; name one with --workload or --case"
+        )
+
+
+def run_workloads(
+    args: Namespace, workloads: Sequence[Workload], start: Callable[..., Pipeline], tracer: Tracer | None
+) -> int:
+    """A trace is of a run of its own, after those that are measured."""
+    one_to_trace(tracer, workloads)
     steps = StepCounter()
     began = time.perf_counter()
-    with start(observers=[steps]) as pipeline:
+    with start(observers=[steps] if tracer is None else [steps, tracer]) as pipeline:
         start_s = time.perf_counter() - began
         for workload in workloads:
             check_room(workload, pipeline.info.max_len)
         found = [measure_workload(w, pipeline, steps, args.repeats, args.bench_seed) for w in workloads]
         info = pipeline.info
+        if tracer is not None:
+            prepare(workloads[0], pipeline, args.bench_seed)
+            with tracer.tracing():
+                run_waves(workloads[0], pipeline, args.bench_seed)
     table(title(info), [brief(row) for row in found])
     json_line(
         "offline", model=info.model, picks=dict(info.picks), device=info.device, dtype=info.dtype, seed=args.bench_seed,
@@ -204,17 +222,22 @@ def title(info: EngineInfo) -> str:
     return f"bench offline: {info.model} {' '.join(f'{kind}={name}' for kind, name in sorted(info.picks.items()))}"
 
 
-def run_cases(args: Namespace, cases: Sequence[Case], start: Callable[..., Pipeline]) -> int:
+def run_cases(args: Namespace, cases: Sequence[Case], start: Callable[..., Pipeline], tracer: Tracer | None) -> int:
+    one_to_trace(tracer, cases)
     with ExitStack() as stack:
         peer = TransformersPeer() if args.compare == "transformers" else None
         if peer is not None:
             stack.callback(peer.close)
-        pipeline = stack.enter_context(start())
+        pipeline = stack.enter_context(start(observers=[] if tracer is None else [tracer]))
         if peer is not None:
             peer.load(pipeline.model.path, pipeline.info.dtype, pipeline.info.device)
         rng = Random(args.bench_seed)
         rows = [measure(case, pipeline, peer, args.repeats, rng) for case in cases]
         info = pipeline.info
+        if tracer is not None:
+            load = draw(cases[0], info.vocab, rng)
+            with tracer.tracing():
+                run_ours(pipeline, load)
     table(title(info), rows)
     json_line("offline", model=info.model, picks=dict(info.picks), device=info.device, dtype=info.dtype, cases=rows)
     if args.plot is not None:

@@ -5,6 +5,7 @@ from minisgl.runtime.batch import BatchView, ForwardBatch, OpTable
 from minisgl.runtime.comm import Comm, NoComm, TorchComm
 from minisgl.runtime.kernels import Ops, OpsContext
 from minisgl.runtime.model import Model, ModelContext, TpInfo
+from minisgl.runtime.profile import StepRanges
 from minisgl.runtime.quant import Apply, QuantContext, QuantMethod
 from minisgl.runtime.sampling import Sampler, SamplerContext, SampleRows
 from minisgl.runtime.staging import Ring, Uploads
@@ -12,5 +13,5 @@ from minisgl.runtime.worker import Pending, Worker
 
 __all__ = [
     "Apply", "AttentionBackend", "AttnContext", "AttnFacts", "BatchView", "Comm", "ForwardBatch", "GraphSupport", "KVSpec", "Model", "ModelContext", "NoComm", "OpTable",
-    "Ops", "OpsContext", "Pending", "QuantContext", "QuantMethod", "Ring", "SampleRows", "Sampler", "SamplerContext", "TorchComm", "TpInfo", "Uploads", "Worker",
+    "Ops", "OpsContext", "Pending", "QuantContext", "QuantMethod", "Ring", "SampleRows", "Sampler", "SamplerContext", "StepRanges", "TorchComm", "TpInfo", "Uploads", "Worker",
 ]  # fmt: skip

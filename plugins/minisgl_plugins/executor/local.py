@@ -7,16 +7,35 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from minisgl.api import ExecContext, ExecHealth, ExecInfo, Executor, Fault, MiniSGLError, StepPlan, StepResult, Ticket
+from pydantic import Field
+
+from minisgl.api import (
+    ExecContext,
+    ExecHealth,
+    ExecInfo,
+    Executor,
+    Fault,
+    MiniSGLError,
+    PluginSettings,
+    StepPlan,
+    StepResult,
+    Ticket,
+)
 
 if TYPE_CHECKING:
     from minisgl.api.device import Pending, Worker
+
+
+class LocalSettings(PluginSettings):
+    nvtx: bool = Field(False, description="name each step in an NVTX range, for Nsight Systems; needs a CUDA device")
 
 
 class LocalExecutor(Executor):
     """The thread builds the worker and launches every step, in the order they were submitted; a second one waits for those
     that a device still computes, so that the first is free to launch the next. After a step has failed, the later ones are
     not run: collecting any of them raises the same fault."""
+
+    Settings = LocalSettings
 
     def __init__(self, ctx: ExecContext) -> None:
         self.ctx = ctx
@@ -74,7 +93,10 @@ class LocalExecutor(Executor):
 
     # ------------------------------------------------------------------------------------------------ the worker thread
     def _main(self, built: Callable[[Any], None]) -> None:
+        from minisgl.api.device import StepRanges
+
         try:
+            self._ranges = StepRanges(self.ctx.settings.nvtx)
             worker = self._build()
         except BaseException as exc:
             built(exc)
@@ -97,7 +119,8 @@ class LocalExecutor(Executor):
     def _serve(self, worker: Worker) -> None:
         while (plan := self._jobs.get()) is not None:
             try:
-                pending = worker.launch(plan)
+                with self._ranges.step(plan):
+                    pending = worker.launch(plan)
                 if pending.done is None:
                     self._finish(pending)
                 else:
