@@ -13,7 +13,6 @@ import math
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -31,8 +30,8 @@ from minisgl.engine.build import build_engine
 from minisgl.engine.port import Abort, Control, LocalPort
 from minisgl.plugin.hooks import Hooks
 from minisgl.plugin.registry import Registry
-from minisgl.text.processor import TextProcessor
-from minisgl.text.tokenizer import Tokenizer, TokenizerContext
+from minisgl.text.create import make_processor, make_tokenizer
+from minisgl.text.tokenizer import Tokenizer
 from minisgl.wire import messages as wire
 from minisgl_plugins.executor.script import Script
 from minisgl_plugins.executor.scripted import ScriptedExecutor
@@ -124,10 +123,10 @@ class Served:
         executor = self.engine.executor
         assert isinstance(executor, ScriptedExecutor)
         self.executor = executor
-        assert model.tokenizer_dir is not None
-        path: Path = model.tokenizer_dir
-        self.tokenizer: Tokenizer = self.registry.create("tokenizer", "hf", {}, lambda s: TokenizerContext(s, path))
-        self.text = TextProcessor(self.tokenizer, self.engine.info)
+        tokenizer = make_tokenizer(settings, self.registry, model)
+        assert tokenizer is not None
+        self.tokenizer: Tokenizer = tokenizer
+        self.text = make_processor(settings, self.registry, tokenizer, self.engine.info)
         self.client = EngineClient(
             [self._to_text],
             self._to_engine,
@@ -280,11 +279,11 @@ def scripted_settings(**sections: Any) -> Settings:
 
 @pytest.fixture(scope="module")
 def start(model: LocalModel) -> Iterator[Callable[..., Served]]:
-    """Start a server with these settings; they all end with the test module."""
+    """Start a server with these settings, and maybe ``other`` model files; they all end with the test module."""
     running: list[Served] = []
 
-    def make(hooks: Sequence[object] = (), **sections: Any) -> Served:
-        served = Served(model, scripted_settings(**sections), hooks)
+    def make(hooks: Sequence[object] = (), other: LocalModel | None = None, **sections: Any) -> Served:
+        served = Served(other or model, scripted_settings(**sections), hooks)
         running.append(served)
         return served
 

@@ -91,6 +91,10 @@ class Parsers:
         """Texts that the output must show though they may be special tokens."""
         return tuple(tag for stage in self._stages(spec) for tag in self._chosen[stage][0].tags)
 
+    def needed(self, spec: ParseSpec) -> bool:
+        """Whether anything here has to look at the output."""
+        return bool(self._stages(spec))
+
     def thinks(self, spec: ParseSpec) -> bool:
         return "reasoning" in self._stages(spec)
 

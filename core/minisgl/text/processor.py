@@ -233,7 +233,7 @@ class TextProcessor:
         return token if token is not None and not self._tokenizer.decode((token,), True) else None
 
     def _parsing(self, request: GenerateRequest, text: str, stops: StopHolder | None) -> Parsing | None:
-        if request.parse is None:
+        if request.parse is None or not self._parsers.needed(request.parse):
             return None
         tools = tool_functions(request.template.get("tools"))
         continued = ""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,9 @@ from .openai_chunks import FINISH_REASONS, Answer, Chunks, Tally
 from .openai_fields import OpenAISettings, model_not_found, read_model, token_ids
 from .openai_merge import merged
 from .openai_messages import read_messages
+from .openai_reply import Reply
 from .openai_request import Call, read_chat, read_completion, read_template
+from .openai_tools import read_tools
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -73,33 +76,30 @@ class OpenAIFrontend(HttpFrontend):
         call = read(body, info, self.settings).counted_for(x.header(b"authorization"))
         if call.common.request_id is not None:
             x.request_id = call.common.request_id
-        answer = Answer(call.chat, x.request_id, call.model, self.fingerprint)
+        answer = Answer(call, x.request_id, self.fingerprint)
         tally = Tally(len(call.prompts), call.n)
         echoes = await self._echoes(call)
         outputs = self._outputs(call, info, tally)
         if call.common.stream:
-            await self._stream(x, call, answer, tally, echoes, outputs)
+            await self._stream(x, Chunks(answer, len(echoes), tally), call, echoes, outputs)
         else:
             await x.respond_json(await x.attached(self._collect(answer, tally, echoes, outputs)))
 
     async def _collect(self, answer: Answer, tally: Tally, echoes: list[str], outputs: Outputs) -> dict[str, Any]:
         """The whole response object."""
-        texts = [[echo] for echo in echoes]
+        call = answer.call
+        replies = [Reply(echo, call.reasoning_names, call.forced_name) for echo in echoes]
         choices: list[dict[str, Any]] = []
         async with aclosing(outputs):
             async for index, delta in outputs:
-                texts[index].append(delta.text)
+                replies[index].add(delta)
                 if delta.finish is not None:
-                    choices.append(answer.choice(index, "".join(texts[index]), delta))
+                    choices.append(answer.choice(index, replies[index], delta, tally))
         choices.sort(key=lambda c: int(c["index"]))
-        return answer.response(choices, tally.usage())
+        return answer.response(choices, tally)
 
-    async def _stream(
-        self, x: Exchange, call: Call, answer: Answer, tally: Tally, echoes: list[str], outputs: Outputs
-    ) -> None:
-        common = call.common
-        chunks = Chunks(answer, len(echoes), tally if common.include_usage else None, common.continuous_usage)
-
+    async def _stream(self, x: Exchange, chunks: Chunks, call: Call, echoes: list[str], outputs: Outputs) -> None:
+        @cache  # made when the first output is, or when the head has to go out before it
         def prologue() -> bytes:
             roles = [chunks.role(i) for i in range(len(echoes))] if call.chat else []
             return b"".join(roles + [chunks.text(i, echo) for i, echo in enumerate(echoes) if echo])
@@ -107,13 +107,12 @@ class OpenAIFrontend(HttpFrontend):
         async def produce(events: EventStream) -> None:
             async with aclosing(outputs):
                 async for index, delta in outputs:
-                    if delta.finish is not None:
-                        await events.send(chunks.last(index, delta))
-                    elif delta.text:
-                        await events.send(chunks.text(index, delta.text))
-                    elif not events.started:  # an output whose text is held back: the status is certain all the same
-                        await events.send(b"")
-            await events.finish(chunks.usage(tally) if common.include_usage else b"")
+                    prologue()
+                    frames = chunks.delta(index, delta) if delta.finish is None else chunks.last(index, delta)
+                    # An output whose text is held back sends the head: the status is certain all the same.
+                    if frames or not events.started:
+                        await events.send(frames)
+            await events.finish(chunks.usage() if call.common.include_usage else b"")
 
         await x.stream(produce, prologue)
 
@@ -197,10 +196,10 @@ class OpenAIFrontend(HttpFrontend):
         f = Fields(await x.json())
         info = self._info()
         read_model(f, info)
-        if f.boolean("return_token_strs"):
-            raise f.unsupported("return_token_strs")
+        wants_text = f.boolean("return_token_strs")
         ids = await self.client.tokenize(_tokenize_request(f))
-        await x.respond_json({"count": len(ids), "max_model_len": info.max_len, "tokens": ids, "token_strs": None})
+        texts = [await self.client.detokenize([i]) for i in ids] if wants_text else None
+        await x.respond_json({"count": len(ids), "max_model_len": info.max_len, "tokens": ids, "token_strs": texts})
 
     async def detokenize(self, x: Exchange) -> None:
         f = Fields(await x.json())
@@ -216,10 +215,8 @@ def _tokenize_request(f: Fields) -> GenerateRequest:
     if f.raw("messages") is None:
         f.require("prompt")
         return GenerateRequest(text=f.string("prompt"), add_special_tokens=special is not False)
-    if f.array("tools"):
-        raise f.unsupported("tools")
     messages = read_messages(f)
-    template = read_template(f, messages)
+    template = read_template(f, messages, read_tools(f, empty=True).tools)
     return GenerateRequest(messages=messages, template=template, add_special_tokens=special or False, param="messages")
 
 

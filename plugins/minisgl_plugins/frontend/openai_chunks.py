@@ -13,20 +13,29 @@ import orjson
 
 from minisgl.api import Accepted, Delta
 
+from .openai_reply import Reply, ReplyDeltas, parts_of
+from .openai_request import Call
+
 FINISH_REASONS = ("stop", "length")
 
 
 class Tally:
-    """Counts the tokens of one HTTP request: each prompt once, the outputs of all choices."""
+    """Counts the tokens of one HTTP request: each prompt once, the outputs of all choices. ``thinks``: outputs are looked through
+    for reasoning. ``prompt_ids``: of each prompt, None where nobody asked."""
 
     def __init__(self, num_prompts: int, n: int) -> None:
         self.n = n
+        self.thinks = False
+        self.prompt_ids: list[tuple[int, ...] | None] = [None] * num_prompts
         self.prompt = [0] * num_prompts
         self.cached = [0] * num_prompts
         self.completion = [0] * (num_prompts * n)
+        self.reasoning = [0] * (num_prompts * n)
 
     def accepted(self, prompt: int, item: Accepted) -> None:
         self.prompt[prompt] = item.prompt_tokens
+        self.prompt_ids[prompt] = item.ids
+        self.thinks |= item.thinks
 
     def add(self, prompt: int, delta: Delta) -> None:
         index = prompt * self.n + delta.index
@@ -34,6 +43,7 @@ class Tally:
         if delta.usage is not None:
             self.prompt[prompt] = delta.usage.prompt_tokens
             self.completion[index] = delta.usage.completion_tokens
+            self.reasoning[index] = delta.usage.reasoning_tokens
             if delta.index == 0:  # the later choices find the first one's prompt in the cache
                 self.cached[prompt] = delta.usage.cached_tokens
 
@@ -46,91 +56,145 @@ class Tally:
         return {
             **self.running(),
             "prompt_tokens_details": {"cached_tokens": sum(self.cached)},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": sum(self.reasoning)},
         }
 
 
 class Answer:
     """Identity of one answer: the same in all its chunks. ``fingerprint``: of the server's build."""
 
-    def __init__(self, chat: bool, request_id: str, model: str, fingerprint: str) -> None:
-        self.chat = chat
-        self.id = ("chatcmpl-" if chat else "cmpl-") + request_id.removeprefix("req_")
-        self.model = model
+    def __init__(self, call: Call, request_id: str, fingerprint: str) -> None:
+        self.call = call
+        self.chat = call.chat
+        self.id = ("chatcmpl-" if call.chat else "cmpl-") + request_id.removeprefix("req_")
+        self.model = call.model
         self.created = int(time.time())
         self.fingerprint = fingerprint
 
-    def response(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
-        return {
+    def response(self, choices: list[dict[str, Any]], tally: Tally) -> dict[str, Any]:
+        response: dict[str, Any] = {
             "id": self.id,
             "object": "chat.completion" if self.chat else "text_completion",
             "created": self.created,
             "model": self.model,
             "choices": choices,
-            "usage": usage,
+            "usage": tally.usage(),
             "system_fingerprint": self.fingerprint,
         }
+        if self.chat and self.call.return_ids:
+            response["prompt_token_ids"] = tally.prompt_ids[0]
+        return response
 
-    def choice(self, index: int, text: str, last: Delta) -> dict[str, Any]:
-        what: dict[str, Any] = {"text": text}
-        if self.chat:
-            what = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        return {
+    def choice(self, index: int, reply: Reply, last: Delta, tally: Tally) -> dict[str, Any]:
+        what: dict[str, Any] = {"message": reply.message(tally.thinks)} if self.chat else {"text": reply.text}
+        choice: dict[str, Any] = {
             "index": index,
             **what,
             "logprobs": None,
-            "finish_reason": last.finish,
+            "finish_reason": reply.finish(last.finish),
             "stop_reason": last.stop_reason,
         }
+        if self.call.return_ids:
+            choice["token_ids"] = reply.token_ids(last)
+            if not self.chat:
+                choice["prompt_token_ids"] = tally.prompt_ids[index // tally.n]
+        return choice
 
 
 class Chunks:
-    """Frames of a stream. ``tally`` None: no usage key; else ``continuous`` says whether every chunk has the usage so far."""
+    """Frames of a stream. Without ``include_usage`` there is no usage key; ``continuous_usage``: every chunk has that so far."""
 
-    def __init__(self, answer: Answer, num_choices: int, tally: Tally | None, continuous: bool) -> None:
+    def __init__(self, answer: Answer, num_choices: int, tally: Tally) -> None:
+        call = answer.call
+        self._call = call
         self._chat = answer.chat
         self._tally = tally
-        self._continuous = continuous
+        self._continuous = call.common.continuous_usage and call.common.include_usage
+        self._replies = [ReplyDeltas(call.reasoning_names, call.forced_name) for _ in range(num_choices)]
+        self._prompt_ids_sent = [not call.return_ids] * (1 if answer.chat else num_choices)
         name = "chat.completion.chunk" if answer.chat else "text_completion"
         head = {"id": answer.id, "object": name, "created": answer.created, "model": answer.model}
-        self._head = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
-        field = b',"delta":{"content":' if answer.chat else b',"text":'
+        self._ids_head = b"data: " + orjson.dumps(head)[:-1]
+        self._head = self._ids_head + b',"choices":['
+        field = b',"delta":{' if answer.chat else b',"text":'
         self._open = [self._head + b'{"index":' + str(i).encode() + field for i in range(num_choices)]
-        self._close = (
-            b'},"logprobs":null,"finish_reason":null}]'
-            if answer.chat
-            else b',"logprobs":null,"finish_reason":null,"stop_reason":null}]'
-        )
-        self._tail = b"}\n\n" if tally is None else b',"usage":null}\n\n'
+        self._reasons = b',"logprobs":null,"finish_reason":null' + (b"" if answer.chat else b',"stop_reason":null')
+        self._tail = b',"usage":null}\n\n' if call.common.include_usage else b"}\n\n"
 
-    def text(self, index: int, text: str) -> bytes:
-        return self._open[index] + orjson.dumps(text) + self._close + self._end()
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """The chunks of what is new; b"" if there is nothing to show."""
+        return self._news(index, delta, always=self._call.return_ids and bool(delta.ids))
+
+    def last(self, index: int, delta: Delta) -> bytes:
+        """The rest of a choice and why it ended: for chat, the reason has a chunk of its own."""
+        why = b',"logprobs":null,"finish_reason":%s,"stop_reason":%s' % (
+            orjson.dumps(self._replies[index].finish(delta.finish)),
+            orjson.dumps(delta.stop_reason),
+        )
+        if not self._chat:
+            extra = self._token_ids(delta)
+            return self._frame(index, orjson.dumps(_text(delta)), why + extra)
+        return self._news(index, delta, always=self._call.return_ids and bool(delta.ids)) + self._frame(
+            index, b"}", why
+        )
 
     def role(self, index: int) -> bytes:
         """The first chunk of a chat choice."""
-        delta = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-        return self._head + b'{"index":' + str(index).encode() + delta + self._end()
+        return self._frame(index, b'"role":"assistant","content":""' + self._nulls() + b"}", self._reasons)
 
-    def last(self, index: int, delta: Delta) -> bytes:
-        """The rest of a choice's text and why it ended: two chunks for chat, one for completions."""
-        reasons = (
-            b',"logprobs":null,"finish_reason":'
-            + orjson.dumps(delta.finish)
-            + b',"stop_reason":'
-            + orjson.dumps(delta.stop_reason)
-            + b"}]"
-            + self._end()
-        )
-        if not self._chat:
-            return self._open[index] + orjson.dumps(delta.text) + reasons
-        text = self.text(index, delta.text) if delta.text else b""
-        return text + self._head + b'{"index":' + str(index).encode() + b',"delta":{}' + reasons
+    def text(self, index: int, text: str) -> bytes:
+        """Text that is not of the model: an echo."""
+        shown = orjson.dumps(text)
+        return self._frame(index, b'"content":' + shown + self._nulls() + b"}" if self._chat else shown, self._reasons)
 
-    def usage(self, tally: Tally) -> bytes:
+    def usage(self) -> bytes:
         """The usage chunk: no choices, last before [DONE]."""
-        return self._head + b'],"usage":' + orjson.dumps(tally.usage()) + b"}\n\n"
+        return self._head + b'],"usage":' + orjson.dumps(self._tally.usage()) + b"}\n\n"
+
+    def _news(self, index: int, delta: Delta, always: bool) -> bytes:
+        if not self._chat:
+            text = _text(delta)
+            shown = text or always
+            return self._frame(index, orjson.dumps(text), self._reasons + self._token_ids(delta)) if shown else b""
+        bodies = list(self._replies[index].bodies(delta, self._nulls()))
+        if not bodies and always:
+            bodies = [b""]
+        frames, extra = [], self._token_ids(delta)
+        for body in bodies:
+            frames.append(self._frame(index, body + b"}", self._reasons + extra))
+            extra = b""
+        return b"".join(frames)
+
+    def _frame(self, index: int, what: bytes, reasons: bytes) -> bytes:
+        at = 0 if self._chat else index
+        prompt = None if self._prompt_ids_sent[at] else self._tally.prompt_ids[at // self._tally.n]
+        if prompt is None:
+            return self._open[index] + what + reasons + b"}]" + self._end()
+        self._prompt_ids_sent[at] = True
+        ids = b',"prompt_token_ids":' + orjson.dumps(prompt)
+        if self._chat:
+            return (
+                self._ids_head + ids + self._open[index][len(self._ids_head) :] + what + reasons + b"}]" + self._end()
+            )
+        return self._open[index] + what + reasons + ids + b"}]" + self._end()
+
+    def _token_ids(self, delta: Delta) -> bytes:
+        if not self._call.return_ids:
+            return b""
+        ids = delta.ids if self._call.reasoning_names else delta.ids[delta.n_reasoning :]
+        return b',"token_ids":' + orjson.dumps(ids)
+
+    def _nulls(self) -> bytes:
+        """Members of every delta without reasoning, so that clients may ask for them."""
+        if not self._tally.thinks:
+            return b""
+        return b"".join(b',"%s":null' % name.encode() for name in self._call.reasoning_names)
 
     def _end(self) -> bytes:
-        if self._continuous and self._tally is not None:
+        if self._continuous:
             return b',"usage":' + orjson.dumps(self._tally.running()) + b"}\n\n"
         return self._tail
+
+
+def _text(delta: Delta) -> str:
+    return "".join(part.text for part in parts_of(delta) if part.kind == "content")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -37,6 +37,7 @@ IGNORED = {
     "store": bool,
     "prediction": dict,
     "service_tier": str,
+    "verbosity": str,
     "spaces_between_special_tokens": bool,
 }
 # What other servers constrain the output with; losing one silently would change the answer.
@@ -59,12 +60,22 @@ class OpenAISettings(PluginSettings):
     max_prompts: int = Field(1024, ge=1, description="most prompts in one completions request")
     max_stop: int = Field(bounds.MAX_STOPS, ge=1, le=bounds.MAX_STOPS, description="most stop strings")
     strict: bool = Field(False, description="refuse unknown fields instead of ignoring them")
+    reasoning_field: Literal["both", "reasoning_content", "reasoning"] = Field(
+        "both", description="field that reasoning goes out in"
+    )
+    exclude_tools_when_none: bool = Field(
+        False, description="do not show the model tools that tool_choice none forbids"
+    )
+
+    @property
+    def reasoning_names(self) -> tuple[str, ...]:
+        return ("reasoning_content", "reasoning") if self.reasoning_field == "both" else (self.reasoning_field,)
 
 
 @dataclass(frozen=True, slots=True)
 class Common:
     """``max_tokens`` None: not given. ``user``: whom the client asks for, "" if it does not say. ``request_id`` None: the body
-    has none."""
+    has none. ``keep_last``: tokens of the prompt that are kept, -1 for as many as there is room for, None for all."""
 
     sampling: SamplingParams
     max_tokens: int | None
@@ -76,6 +87,7 @@ class Common:
     cache_salt: str
     user: str
     request_id: str | None
+    keep_last: int | None
 
 
 def read_common(f: Fields, info: EngineInfo, settings: OpenAISettings, min_max_tokens: int) -> Common:
@@ -109,6 +121,7 @@ def read_common(f: Fields, info: EngineInfo, settings: OpenAISettings, min_max_t
         cache_salt=_cache_salt(f),
         user=f.string("user") or "",
         request_id=_request_id(f),
+        keep_last=_keep_last(f),
     )
 
 
@@ -217,6 +230,17 @@ def _cache_salt(f: Fields) -> str:
     return salt or ""
 
 
+def _keep_last(f: Fields) -> int | None:
+    count = f.integer("truncate_prompt_tokens", -1)
+    if count == 0:
+        raise RequestError(
+            "'truncate_prompt_tokens' must be -1 or at least 1; it is 0.",
+            code="integer_below_min_value",
+            param="truncate_prompt_tokens",
+        )
+    return count
+
+
 def _request_id(f: Fields) -> str | None:
     for name in ("request_id", "rid"):
         value = f.string(name)
@@ -251,13 +275,10 @@ def _refuse_unbuilt(f: Fields, info: EngineInfo) -> None:
         raise f.unsupported("logit_bias")
     if f.integer("prompt_logprobs", 0, 20) is not None:
         raise f.unsupported("prompt_logprobs")
-    if f.integer("truncate_prompt_tokens", -1) is not None:
-        raise f.unsupported("truncate_prompt_tokens")
-    for name in ("return_token_ids", "return_tokens_as_token_ids", "use_beam_search"):
+    for name in ("return_tokens_as_token_ids", "use_beam_search"):
         if f.boolean(name):
             raise f.unsupported(name)
     f.refuse("length_penalty", 1, 1.0, False)
-    f.refuse("verbosity", "medium")
     for name in CONSTRAINTS:
         f.refuse(name)
     _response_format(f)

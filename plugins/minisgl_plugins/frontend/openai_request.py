@@ -27,6 +27,7 @@ from .openai_fields import (
     token_ids,
 )
 from .openai_messages import read_messages
+from .openai_tools import read_tools
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 TEMPLATE_RESERVED = ("messages", "tools", "tokenize", "add_generation_prompt", "continue_final_message", "conversation")
@@ -37,7 +38,9 @@ DEFAULT_MAX_TOKENS = 16  # of completions, by the OpenAI API
 class Call:
     """One HTTP request. ``prompts``: one GenerateRequest for each prompt; choice j of prompt i has the index
     ``i * n + j``. ``echo``: the text that goes before the choices of each prompt, None where there is none. ``echo_ids``:
-    prompts that came as token ids are echoed too, as text. ``no_output``: only the echo is wanted."""
+    prompts that came as token ids are echoed too, as text. ``no_output``: only the echo is wanted. ``return_ids``: token ids
+    are given beside the text. ``reasoning_names``: the fields that reasoning goes out in; () drops it. ``forced_name``: a tool
+    call was asked for by name."""
 
     chat: bool
     model: str
@@ -46,6 +49,9 @@ class Call:
     echo: tuple[str | None, ...]
     echo_ids: bool = False
     no_output: bool = False
+    return_ids: bool = False
+    reasoning_names: tuple[str, ...] = ()
+    forced_name: bool = False
 
     @property
     def n(self) -> int:
@@ -72,11 +78,19 @@ def read_chat(body: dict[str, Any], info: EngineInfo, settings: OpenAISettings) 
     messages = read_messages(f)
     common = read_common(f, info, settings, min_max_tokens=1)
     _chat_logprobs(f)
-    _tools(f)
-    template = read_template(f, messages)
+    tools = read_tools(f)
+    hidden = tools.mode == "none" and settings.exclude_tools_when_none
+    template = read_template(f, messages, () if hidden else tools.tools)
+    if tools.forced or any(tools.strict):
+        raise f.unsupported(
+            "tool_choice" if tools.forced else "tools", "that constrain the output are not supported yet"
+        )
     echo = _chat_echo(f, messages, bool(template["continue_final_message"]))
     add_special = f.boolean("add_special_tokens") or False
     _refuse_chat(f)
+    separate = f.boolean("separate_reasoning") is not False
+    shown = f.boolean("include_reasoning") is not False
+    return_ids = f.boolean("return_token_ids") or False
     refuse_unknown(f, settings.strict)
     request = GenerateRequest(
         messages=messages,
@@ -87,8 +101,20 @@ def read_chat(body: dict[str, Any], info: EngineInfo, settings: OpenAISettings) 
         priority=common.priority,
         cache_salt=common.cache_salt,
         param="messages",
+        parse=tools.parse(separate),
+        return_prompt_ids=return_ids,
+        keep_last=common.keep_last,
     )
-    return Call(True, model, (request,), common, (echo,))
+    return Call(
+        True,
+        model,
+        (request,),
+        common,
+        (echo,),
+        return_ids=return_ids,
+        reasoning_names=settings.reasoning_names if shown else (),
+        forced_name=tools.mode == "named",
+    )
 
 
 def read_completion(body: dict[str, Any], info: EngineInfo, settings: OpenAISettings) -> Call:
@@ -100,6 +126,7 @@ def read_completion(body: dict[str, Any], info: EngineInfo, settings: OpenAISett
     common = read_common(f, info, settings, min_max_tokens=0 if echo else 1)
     add_special = f.boolean("add_special_tokens") is not False
     _refuse_completion(f, common.n)
+    return_ids = f.boolean("return_token_ids") or False
     refuse_unknown(f, settings.strict)
     given = common.max_tokens is not None
     sampling = replace(common.sampling, max_tokens=common.max_tokens if given else DEFAULT_MAX_TOKENS)
@@ -114,11 +141,14 @@ def read_completion(body: dict[str, Any], info: EngineInfo, settings: OpenAISett
             priority=common.priority,
             cache_salt=common.cache_salt,
             param="prompt",
+            return_prompt_ids=return_ids,
+            keep_last=common.keep_last,
         )
         for p in prompts
     )
     texts = tuple(p if echo and isinstance(p, str) else None for p in prompts)
-    return Call(False, model, requests, common, texts, echo_ids=echo, no_output=common.max_tokens == 0)
+    nothing = common.max_tokens == 0
+    return Call(False, model, requests, common, texts, echo_ids=echo, no_output=nothing, return_ids=return_ids)
 
 
 def read_prompts(f: Fields, vocab: int, most: int) -> list[str | tuple[int, ...]]:
@@ -137,7 +167,9 @@ def read_prompts(f: Fields, vocab: int, most: int) -> list[str | tuple[int, ...]
     return [token_ids(as_array(item, f"prompt[{i}]", min_len=1), f"prompt[{i}]", vocab) for i, item in enumerate(items)]
 
 
-def read_template(f: Fields, messages: tuple[dict[str, Any], ...]) -> dict[str, Any]:
+def read_template(
+    f: Fields, messages: tuple[dict[str, Any], ...], tools: tuple[dict[str, Any], ...] = ()
+) -> dict[str, Any]:
     """Variables of the chat template; always with add_generation_prompt and continue_final_message."""
     extra = f.object("chat_template_kwargs")
     template = {} if extra is None else dict(extra.body)
@@ -165,6 +197,8 @@ def read_template(f: Fields, messages: tuple[dict[str, Any], ...]) -> dict[str, 
     documents = f.array("documents")
     if documents is not None:
         template["documents"] = documents
+    if tools:
+        template["tools"] = list(tools)
     return template
 
 
@@ -192,22 +226,6 @@ def _chat_logprobs(f: Fields) -> None:
         raise f.unsupported("logprobs")
 
 
-def _tools(f: Fields) -> None:
-    if f.array("tools", min_len=1) is not None:
-        raise f.unsupported("tools")
-    f.refuse("functions", [])
-    f.refuse("function_call", "none", "auto")
-    f.boolean("parallel_tool_calls")  # without tools there is nothing to run in parallel
-    choice = f.raw("tool_choice")
-    if choice in (None, "none", "auto"):
-        return
-    if not isinstance(choice, (str, dict)):
-        raise invalid_type("tool_choice", choice, "a string or an object")
-    raise RequestError(
-        "'tool_choice' must be 'none' or 'auto' when there are no 'tools'.", code="invalid_value", param="tool_choice"
-    )
-
-
 def _refuse_chat(f: Fields) -> None:
     modalities = f.array("modalities")
     if modalities is not None and modalities != ["text"]:
@@ -216,8 +234,6 @@ def _refuse_chat(f: Fields) -> None:
         )
     for name in ("audio", "web_search_options", "moderation", "chat_template"):
         f.refuse(name)
-    f.refuse("include_reasoning", True)
-    f.boolean("separate_reasoning")  # reasoning stays in the content: nothing separates it in this version
     if f.integer("thinking_token_budget", -1) not in (None, -1):
         raise f.unsupported("thinking_token_budget")
 

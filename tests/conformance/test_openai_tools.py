@@ -1,0 +1,396 @@
+"""Tools and reasoning over real HTTP, with an engine that replays given tokens. Numbers are those of the conformance list."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from minisgl.base.types import LocalModel
+
+EOS = 1
+USER = [{"role": "user", "content": "hi"}]
+TEMPLATE = (
+    "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}({{ c.function.name }}:{{ c.function.arguments | tojson }}){% endfor %}"
+    "<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{{ '<think>\n' if enable_thinking }}{% endif %}"
+)
+# What tells the parsers of each family apart in a template.
+FAMILIES = {
+    "hermes": TEMPLATE + '{# <tool_call>{"name": ..., "arguments": ...} <think> #}',
+    "qwen3-xml": TEMPLATE + "{# <tool_call><function=f><parameter=a> #}",
+    "llama3-json": TEMPLATE + '{# <|eot_id|> "parameters" #}',
+    "pythonic": TEMPLATE + "{# [func_name1(params_name1=params_value1)] #}",
+}
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "s": {"type": "string"}}}
+TOOLS = [
+    {"type": "function", "function": {"name": "f", "description": "Does f.", "parameters": PARAMETERS}},
+    {"type": "function", "function": {"name": "g"}},
+]
+CALL_F = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+CALL_G = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def long_model(model: LocalModel, tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
+    """With room for tools in the prompt."""
+    path = tmp_path_factory.mktemp("long") / "model"
+    shutil.copytree(model.path, path)
+    config = {**model.config, "max_position_embeddings": 2048}
+    (path / "config.json").write_text(json.dumps(config))
+    return replace(model, path=path, tokenizer_dir=path, config=config)
+
+
+@pytest.fixture(scope="module")
+def family(start: Any, long_model: LocalModel, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A server whose model has the chat template of a family; made once each."""
+    made: dict[str, Any] = {}
+
+    def get(name: str) -> Any:
+        if name not in made:
+            file: Path = tmp_path_factory.mktemp("template") / "template.jinja"
+            file.write_text(FAMILIES[name])
+            made[name] = start(other=long_model, model={"chat_template": str(file)})
+        return made[name]
+
+    return get
+
+
+@pytest.fixture
+def ask(family: Any, vocabulary: Any, api: Any) -> Any:
+    """``ask(family, output, stream=..., **fields)``: the response, or the chunks of a stream. ``end``: EOS follows."""
+
+    def go(name: str, output: str, *, stream: bool = False, end: bool = True, **fields: Any) -> Any:
+        served = family(name)
+        served.replies([*vocabulary.ids(output), *([EOS] if end else [])])
+        body = {"messages": USER, "stream": stream, **fields}
+        r = httpx.post(f"{served.v1}/chat/completions", json=body, timeout=20)
+        return api.chunks(r) if stream else r
+
+    return go
+
+
+def message(r: httpx.Response) -> dict[str, Any]:
+    """Message of the only choice, with its finish_reason beside."""
+    assert r.status_code == 200, r.text
+    (choice,) = r.json()["choices"]
+    return {**choice["message"], "finish_reason": choice["finish_reason"]}
+
+
+def joined(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    """The deltas of one choice as a message, by the rules of the SDK's accumulator; checks their order."""
+    out: dict[str, Any] = {"content": None, "reasoning_content": None, "tool_calls": [], "finish_reason": None}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            assert out["finish_reason"] is None, "a chunk after the last"
+            delta = choice["delta"]
+            out["finish_reason"] = choice["finish_reason"]
+            for name in ("content", "reasoning_content"):
+                if delta.get(name):
+                    out[name] = (out[name] or "") + delta[name]
+            assert delta.get("reasoning") == delta.get("reasoning_content")
+            for call in delta.get("tool_calls", []):
+                if call["index"] == len(out["tool_calls"]):
+                    assert set(call) == {"index", "id", "type", "function"}
+                    assert call["function"]["arguments"] == ""
+                    out["tool_calls"].append({**call, "function": dict(call["function"])})
+                else:
+                    assert set(call) == {"index", "function"}
+                    assert set(call["function"]) == {"arguments"}
+                    assert call["index"] == len(out["tool_calls"]) - 1
+                    out["tool_calls"][-1]["function"]["arguments"] += call["function"]["arguments"]
+    return out
+
+
+def calls(m: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in m.get("tool_calls", [])]
+
+
+# ------------------------------------------------------------------------------------------------------- 22-25: tools
+
+
+def test_22_text_and_two_calls(ask: Any) -> None:
+    output = f"Let me see.\n{CALL_F}\n{CALL_G}"
+    m = message(ask("hermes", output, tools=TOOLS))
+    assert m["content"] == "Let me see.\n"
+    assert m["finish_reason"] == "tool_calls"
+    assert calls(m) == [("f", {"a": 1}), ("g", {})]
+    ids = [c["id"] for c in m["tool_calls"]]
+    assert len(set(ids)) == 2
+    assert all(re.fullmatch("call_[A-Za-z0-9]{24}", i) for i in ids)
+    assert all(set(c) == {"id", "type", "function"} for c in m["tool_calls"])
+    streamed = joined(ask("hermes", output, stream=True, tools=TOOLS))
+    assert calls(streamed) == calls(m)
+    assert [c["index"] for c in streamed["tool_calls"]] == [0, 1]
+    assert (streamed["content"], streamed["finish_reason"]) == (m["content"], "tool_calls")
+
+
+def test_22_arguments_stream_as_they_come(ask: Any) -> None:
+    chunks = ask("hermes", CALL_F, stream=True, tools=TOOLS)
+    deltas = [c["choices"][0]["delta"] for c in chunks[1:-1]]
+    assert [d["tool_calls"][0]["function"]["arguments"] for d in deltas] == ["", *'{"a": 1}']
+
+
+def test_22_the_sdk_collects_the_calls(family: Any, vocabulary: Any) -> None:
+    served = family("hermes")
+    served.replies([*vocabulary.ids(f"{CALL_F}\n{CALL_G}"), EOS])
+    tools: Any = TOOLS
+    sdk = openai.OpenAI(base_url=served.v1, api_key="none", max_retries=0)
+    with sdk, sdk.chat.completions.stream(model="org/name", messages=USER, tools=tools) as stream:  # type: ignore[arg-type]
+        choice = stream.get_final_completion().choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert not choice.message.content
+    assert choice.message.tool_calls is not None
+    assert [(c.function.name, c.function.arguments) for c in choice.message.tool_calls] == [
+        ("f", '{"a": 1}'),
+        ("g", "{}"),
+    ]
+
+
+def test_22_a_pure_tool_turn_has_null_content(ask: Any) -> None:
+    assert message(ask("hermes", CALL_F, tools=TOOLS))["content"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "output"),
+    [
+        ("llama3-json", '{"name": "f", "parameters": {"a": 1, "s": "01"}}'),
+        ("pythonic", '[f(a=1, s="01")]'),
+        (
+            "qwen3-xml",
+            "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=s>\n01\n</parameter>\n</function>\n</tool_call>",
+        ),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1, "s": "01"}}</tool_call>'),
+    ],
+)
+def test_23_every_family_gives_the_same_call(ask: Any, name: str, output: str) -> None:
+    whole, streamed = message(ask(name, output, tools=TOOLS)), joined(ask(name, output, stream=True, tools=TOOLS))
+    assert calls(whole) == calls(streamed) == [("f", {"a": 1, "s": "01"})]
+    assert whole["finish_reason"] == streamed["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    "output", ["<tool_call>\n{bad}\n</tool_call>", '<tool_call>\n{"name": "f", "arguments": {"a": }}\n</tool_call>']
+)
+def test_25_malformed_calls_are_content_verbatim(ask: Any, output: str) -> None:
+    m = message(ask("hermes", output, tools=TOOLS))
+    assert (m["content"], m["finish_reason"]) == (output, "stop")
+    assert "tool_calls" not in m
+
+
+def test_25_a_stream_survives_what_is_malformed(ask: Any) -> None:
+    output = "<tool_call>\n{bad}\n</tool_call>"
+    m = joined(ask("hermes", output, stream=True, tools=TOOLS))
+    assert (m["content"], m["finish_reason"], m["tool_calls"]) == (output, "stop", [])
+    # The name is out when the arguments break: a call it stays, as far as it goes, and the rest is text.
+    m = joined(ask("hermes", '<tool_call>{"name": "f", "arguments": {"a": }}</tool_call>', stream=True, tools=TOOLS))
+    assert m["tool_calls"][0]["function"]["arguments"] == '{"a": '
+    assert m["content"] == "}}</tool_call>"
+
+
+def test_a_call_cut_by_the_length_stays_a_length(ask: Any) -> None:
+    for stream in (False, True):
+        r = ask("hermes", CALL_F, stream=stream, tools=TOOLS, max_tokens=len(CALL_F) - len("}}\n</tool_call>"))
+        m = joined(r) if stream else message(r)
+        assert m["finish_reason"] == "length"
+        assert m["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1'}
+
+
+def test_without_parallel_calls_the_output_ends_after_one(ask: Any, family: Any) -> None:
+    for stream in (False, True):
+        r = ask("hermes", f"{CALL_F}\n{CALL_G}", stream=stream, tools=TOOLS, parallel_tool_calls=False)
+        m = joined(r) if stream else message(r)
+        assert calls(m) == [("f", {"a": 1})]
+        assert m["finish_reason"] == "tool_calls"
+
+
+def test_tool_choice_none_shows_tools_and_leaves_the_text_alone(ask: Any, family: Any) -> None:
+    m = message(ask("hermes", CALL_F, tools=TOOLS, tool_choice="none"))
+    assert (m["content"], m["finish_reason"]) == (CALL_F, "stop")
+
+
+def test_tools_and_their_results_reach_the_template(family: Any, vocabulary: Any) -> None:
+    served = family("hermes")
+    served.replies([EOS])
+    served.admitted.clear()
+    asked = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [asked]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "42"}]},
+    ]
+    strict = {"type": "function", "function": {**TOOLS[0]["function"], "strict": None}}  # type: ignore[dict-item]
+    r = httpx.post(f"{served.v1}/chat/completions", json={"messages": messages, "tools": [strict]})
+    assert r.status_code == 200, r.text
+    prompt = served.tokenizer.decode(served.admitted[0].ids.tolist(), True)
+    assert prompt == (
+        json.dumps(TOOLS[0]) + "\nuser\nhi\nassistant\n(f:{\"a\": 1})\ntool\n42\nassistant\n"
+    )  # fmt: skip
+
+
+def test_allowed_tools_hides_the_others(family: Any) -> None:
+    served = family("hermes")
+    served.replies([EOS])
+    served.admitted.clear()
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "g"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    r = httpx.post(f"{served.v1}/chat/completions", json={"messages": USER, "tools": TOOLS, "tool_choice": choice})
+    assert r.status_code == 200, r.text
+    prompt = served.tokenizer.decode(served.admitted[0].ids.tolist(), True)
+    assert '"g"' in prompt
+    assert '"f"' not in prompt
+
+
+TOOL = TOOLS[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"tools": []}, "empty_array", "tools"),
+        ({"tools": "f"}, "invalid_type", "tools"),
+        ({"tools": [{"function": {"name": "f"}}]}, "missing_required_parameter", "tools[0].type"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "unsupported_value", "tools[0].type"),
+        ({"tools": [{"type": "x"}]}, "invalid_value", "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "missing_required_parameter", "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {}}]}, "missing_required_parameter", "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "string_below_min_length", "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a\nb"}}]}, "invalid_value", "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "x" * 129}}]}, "string_above_max_length", "tools[0].function.name"),
+        ({"tools": [TOOL, TOOL]}, "invalid_value", "tools[1].function.name"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
+            "invalid_function_parameters",
+            "tools[0].function.parameters",
+        ),
+        ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "invalid_value", "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "no"}}}, "invalid_value", "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "maybe"}, "invalid_value", "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": 5}, "invalid_type", "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "x"}}, "invalid_value", "tool_choice.type"),
+        ({"parallel_tool_calls": "no"}, "invalid_type", "parallel_tool_calls"),
+        ({"functions": [{"name": "f"}]}, "unsupported_parameter", "functions"),
+    ],
+)  # fmt: skip
+def test_22_bad_tools(api: Any, fields: dict[str, Any], code: str, param: str) -> None:
+    api.refused(api.chat(**fields), 400, code, param)
+
+
+def test_tools_that_the_template_does_not_show_are_refused(served: Any, api: Any) -> None:
+    api.refused(api.chat(tools=TOOLS), 400, "unsupported_parameter", "tools")
+    assert served.admitted == []
+    assert api.chat(tools=TOOLS, tool_choice="none").status_code == 200
+
+
+def test_tools_are_counted_by_tokenize(family: Any) -> None:
+    served = family("hermes")
+    counts = [
+        httpx.post(f"{served.url}/tokenize", json={"messages": USER, "tools": tools}).json()["count"]
+        for tools in ([], TOOLS)
+    ]
+    assert counts[1] - counts[0] == sum(len(json.dumps(t)) + 1 for t in TOOLS)
+
+
+# ------------------------------------------------------------------------------------------------------ 26: reasoning
+
+
+@pytest.mark.parametrize(
+    ("output", "kwargs", "reasoning"),
+    [
+        ("<think>\nA\n</think>\n\nB", {}, "A"),
+        ("A\n</think>\n\nB", {"enable_thinking": True}, "A"),
+        ("B", {"enable_thinking": False}, None),
+    ],
+)
+def test_26_reasoning_is_split_from_the_content(ask: Any, output: str, kwargs: dict[str, Any], reasoning: Any) -> None:
+    r = ask("hermes", output, chat_template_kwargs=kwargs)
+    m = message(r)
+    assert m["content"] == "B"
+    assert m["reasoning_content"] == m["reasoning"] == reasoning
+    thought = r.json()["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert thought == (0 if reasoning is None else output.index("</think>") + len("</think>"))
+    chunks = ask("hermes", output, stream=True, chat_template_kwargs=kwargs)
+    streamed = joined(chunks)
+    assert (streamed["content"], streamed["reasoning_content"]) == ("B", reasoning)
+    assert all("reasoning_content" in c["choices"][0]["delta"] for c in chunks[:-1])
+
+
+def test_26_reasoning_cut_by_the_length(ask: Any) -> None:
+    for stream in (False, True):
+        r = ask("hermes", "<think>\nAB", stream=stream, max_tokens=9)
+        m = joined(r) if stream else message(r)
+        assert (m["content"], m["reasoning_content"], m["finish_reason"]) == (None, "A", "length")
+
+
+def test_26_reasoning_can_be_dropped_or_left_in(ask: Any) -> None:
+    output = "<think>\nA\n</think>\n\nB"
+    for stream in (False, True):
+        r = ask("hermes", output, stream=stream, include_reasoning=False)
+        m = joined(r) if stream else message(r)
+        assert m["content"] == "B"
+        assert m.get("reasoning_content") is None
+        r = ask("hermes", output, stream=stream, separate_reasoning=False)
+        assert (joined(r) if stream else message(r))["content"] == output
+
+
+def test_stop_strings_do_not_match_within_reasoning(ask: Any) -> None:
+    m = message(ask("hermes", "<think>\nan END\n</think>\n\nB END C", stop=["END"]))
+    assert (m["reasoning_content"], m["content"], m["finish_reason"]) == ("an END", "B ", "stop")
+
+
+def test_a_call_after_reasoning(ask: Any) -> None:
+    m = message(ask("hermes", f"<think>\nA\n</think>\n\n{CALL_F}", tools=TOOLS))
+    assert (m["reasoning"], m["content"], calls(m)) == ("A", None, [("f", {"a": 1})])
+
+
+# -------------------------------------------------------------------------------------------------- token ids, prompt
+
+
+def test_token_ids_on_request(ask: Any, family: Any, vocabulary: Any) -> None:
+    output = "<think>A</think>B"
+    ids = [*vocabulary.ids(output), EOS]
+    family("hermes").admitted.clear()
+    body = ask("hermes", output, return_token_ids=True).json()
+    prompt = family("hermes").admitted[0].ids.tolist()
+    assert body["prompt_token_ids"] == prompt
+    assert body["choices"][0]["token_ids"] == ids
+    chunks = ask("hermes", output, return_token_ids=True, stream=True)
+    assert [c.get("prompt_token_ids") for c in chunks] == [prompt] + [None] * (len(chunks) - 1)
+    assert [i for c in chunks for i in c["choices"][0].get("token_ids", [])] == ids
+    body = ask("hermes", output, return_token_ids=True, include_reasoning=False).json()
+    assert body["choices"][0]["token_ids"] == [*vocabulary.ids("B"), EOS]
+
+
+def test_token_ids_of_completions(served: Any, api: Any, vocabulary: Any) -> None:
+    a, b = [*vocabulary.ids("xy"), EOS], [*vocabulary.ids("z"), EOS]
+    served.replies(a, b)
+    body = api.complete(["a", "bc"], return_token_ids=True).json()
+    assert [(c["token_ids"], c["prompt_token_ids"]) for c in body["choices"]] == [
+        (a, vocabulary.ids("a")),
+        (b, vocabulary.ids("bc")),
+    ]
+    served.replies(a, b)
+    chunks = api.chunks(api.complete(["a", "bc"], return_token_ids=True, stream=True))
+    for index, (ids, prompt) in enumerate(((a, "a"), (b, "bc"))):
+        own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+        assert [i for c in own for i in c.get("token_ids", [])] == ids
+        assert [c["prompt_token_ids"] for c in own if "prompt_token_ids" in c] == [vocabulary.ids(prompt)]
+
+
+def test_a_prompt_can_be_cut_to_its_last_tokens(served: Any, api: Any, vocabulary: Any) -> None:
+    served.replies([EOS], [EOS], [EOS])
+    api.complete("abcdef", truncate_prompt_tokens=3)
+    api.complete("x" * 400, truncate_prompt_tokens=-1, max_tokens=6)
+    assert served.admitted[0].ids.tolist() == vocabulary.ids("def")
+    assert len(served.admitted[1].ids) == 250
+    api.refused(api.complete("a", truncate_prompt_tokens=0), 400, "integer_below_min_value", "truncate_prompt_tokens")
