@@ -1,0 +1,174 @@
+"""Triton kernels of ``minisgl_plugins.sampler.fused``; imported only where triton is used.
+
+The state of a slot is a row of int32: see ``FIELDS`` in ``fused.py``, whose order the constants below follow.
+"""
+
+import triton
+import triton.language as tl
+
+GREEDY = tl.constexpr(0)
+INV_TEMPERATURE = tl.constexpr(1)  # of the exponent 2: log2(e) / temperature
+SEED_LOW = tl.constexpr(2)
+SEED_HIGH = tl.constexpr(3)
+TOP_K = tl.constexpr(4)
+TOP_P = tl.constexpr(5)
+MIN_P_FLOOR = tl.constexpr(6)  # log2(min_p), -inf without
+WIDTH = tl.constexpr(7)
+LOWEST = tl.constexpr(-(2**31))
+
+
+@triton.jit
+def best_of_tiles(
+    logits, state, slot, out, threshold, scores, tokens,
+    row_stride, vocab, tiles,
+    QUARTER: tl.constexpr, THRESHOLD: tl.constexpr,
+):  # fmt: skip
+    """One program for each (row, tile of the vocabulary): its best score and that token, in [rows, tiles]. A tile is
+    four times ``QUARTER`` tokens. With ``THRESHOLD`` only tokens whose ordered logit is at least the row's ``threshold`` count."""
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1)
+    at = state + tl.load(slot + row) * WIDTH
+    greedy = tl.load(at + GREEDY)
+    inv_temperature = tl.load(at + INV_TEMPERATURE).to(tl.float32, bitcast=True)
+    low = tl.load(at + SEED_LOW).to(tl.uint32, bitcast=True).to(tl.uint64)
+    high = tl.load(at + SEED_HIGH).to(tl.uint32, bitcast=True).to(tl.uint64)
+    count = tl.load(out + row).to(tl.int32)
+    floor = LOWEST
+    if THRESHOLD:
+        floor = tl.load(threshold + row)
+    lane = tl.arange(0, QUARTER)
+    # four random words for each of a quarter's lanes: word w of lane i belongs to token (4 * tile + w) * QUARTER + i
+    counter = tile * QUARTER + lane
+    zero = tl.zeros((QUARTER,), tl.int32)
+    r0, r1, r2, r3 = tl.philox((high << 32) | low, counter, zero + count, zero, zero, 7)
+    start = logits + row * row_stride
+    token = 4 * tile * QUARTER + lane
+    best, where = _best(start, token, vocab, r0, greedy, inv_temperature, floor, THRESHOLD)
+    b, w = _best(start, token + QUARTER, vocab, r1, greedy, inv_temperature, floor, THRESHOLD)
+    where = tl.where(b > best, w, where)
+    best = tl.maximum(best, b)
+    b, w = _best(start, token + 2 * QUARTER, vocab, r2, greedy, inv_temperature, floor, THRESHOLD)
+    where = tl.where(b > best, w, where)
+    best = tl.maximum(best, b)
+    b, w = _best(start, token + 3 * QUARTER, vocab, r3, greedy, inv_temperature, floor, THRESHOLD)
+    where = tl.where(b > best, w, where)
+    best = tl.maximum(best, b)
+    tl.store(scores + row * tiles + tile, best)
+    tl.store(tokens + row * tiles + tile, where)
+
+
+@triton.jit
+def _best(start, token, vocab, bits, greedy, inv_temperature, floor, THRESHOLD: tl.constexpr):
+    """The best score of some tokens and the first token that has it. The score of a greedy row is the logit; else it is
+    log2(p) + a Gumbel number: the token with the largest is a sample of p (Gumbel-max). No number scores -inf."""
+    x = tl.load(start + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+    score = x
+    if greedy == 0:
+        # 1 - e^-E = u is uniform, and small E decide: the series keeps the digits that 1 - u would lose
+        u = tl.minimum(bits.to(tl.float32) * 2.3283064e-10 + 1.1641532e-10, 0.99999994)
+        exponential = tl.where(u < 0.01, u * (1.0 + u * (0.5 + u * (0.33333334 + u * 0.25))), -tl.log(1.0 - u))
+        score = x * inv_temperature - tl.log2(exponential)
+    if THRESHOLD:
+        score = tl.where(_ordered(x) >= floor, score, float("-inf"))
+    score = tl.where(score == score, score, float("-inf"))
+    best = tl.max(score, axis=0)
+    return best, tl.min(tl.where(score == best, token, 2147483647), axis=0)
+
+
+@triton.jit
+def best_of_rows(scores, tokens, picked, tiles, BLOCK: tl.constexpr):
+    """One program for each row: the best of its tiles, the first of equals."""
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    score = tl.load(scores + row * tiles + i, mask=i < tiles, other=float("-inf"))
+    token = tl.load(tokens + row * tiles + i, mask=i < tiles, other=2147483647)
+    best = tl.max(score, axis=0)
+    tl.store(picked + row, tl.min(tl.where(score == best, token, 2147483647), axis=0).to(tl.int64))
+
+
+@triton.jit
+def _ordered(x):
+    """int32 that order as the floats do; -0.0 is 0.0, and what is no number is below all."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return tl.where(x == x, order, LOWEST)
+
+
+@triton.jit
+def _float(order):
+    """The float that ``_ordered`` makes ``order`` of."""
+    return tl.where(order < 0, order ^ 0x7FFFFFFF, order).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def thresholds(logits, state, slot, threshold, row_stride, vocab, BLOCK: tl.constexpr):
+    """One program for each row: the least ordered logit that min-p, top-k and top-p keep, in this order."""
+    row = tl.program_id(0).to(tl.int64)
+    at = state + tl.load(slot + row) * WIDTH
+    top_k = tl.load(at + TOP_K)
+    top_p = tl.load(at + TOP_P).to(tl.float32, bitcast=True)
+    min_p = tl.load(at + MIN_P_FLOOR).to(tl.float32, bitcast=True)
+    keep = tl.full((), LOWEST, tl.int32)
+    if (top_k > 0) | (top_p < 1.0) | (min_p > float("-inf")):
+        inv_temperature = tl.load(at + INV_TEMPERATURE).to(tl.float32, bitcast=True)
+        start = logits + row * row_stride
+        keep = _threshold(start, vocab, inv_temperature, top_k, top_p, min_p, BLOCK)
+    tl.store(threshold + row, keep)
+
+
+@triton.jit
+def _threshold(start, vocab, inv_temperature, top_k, top_p, min_p, BLOCK: tl.constexpr):
+    """Both searches halve the range of ordered integers until one is left, so that ties are all kept or all dropped, and
+    nothing is sorted."""
+    lane = tl.arange(0, BLOCK)
+    top = tl.full((BLOCK,), LOWEST, tl.int32)
+    for first in range(0, vocab, BLOCK):
+        x = tl.load(start + first + lane, mask=first + lane < vocab, other=float("-inf")).to(tl.float32)
+        top = tl.maximum(top, _ordered(x))
+    best = tl.max(top, axis=0)
+    peak = _float(best)
+    keep = tl.full((), LOWEST, tl.int32)
+    if min_p > float("-inf"):
+        keep = tl.minimum(_ordered(peak + min_p / inv_temperature), best)
+    if top_k > 0:
+        low = keep.to(tl.int64)  # if fewer than k are above what is kept so far, top-k changes nothing
+        high = best.to(tl.int64) + 1
+        while high - low > 1:
+            middle = (low + high) >> 1
+            enough = _count(start, middle.to(tl.int32), vocab, BLOCK) >= top_k
+            low = tl.where(enough, middle, low)
+            high = tl.where(enough, high, middle)
+        keep = low.to(tl.int32)
+    if top_p < 1.0:
+        limit = top_p * _mass(start, keep, peak, inv_temperature, vocab, BLOCK)
+        low = keep.to(tl.int64)
+        high = best.to(tl.int64) + 1
+        while high - low > 1:
+            middle = (low + high) >> 1
+            enough = _mass(start, middle.to(tl.int32), peak, inv_temperature, vocab, BLOCK) >= limit
+            low = tl.where(enough, middle, low)
+            high = tl.where(enough, high, middle)
+        keep = low.to(tl.int32)
+    return keep
+
+
+@triton.jit
+def _count(start, floor, vocab, BLOCK: tl.constexpr):
+    """How many tokens are at or above ``floor``."""
+    lane = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.int32)
+    for first in range(0, vocab, BLOCK):
+        x = tl.load(start + first + lane, mask=first + lane < vocab, other=float("-inf")).to(tl.float32)
+        total += ((_ordered(x) >= floor) & (first + lane < vocab)).to(tl.int32)
+    return tl.sum(total, axis=0)
+
+
+@triton.jit
+def _mass(start, floor, peak, inv_temperature, vocab, BLOCK: tl.constexpr):
+    """The sum of the weights of tokens at or above ``floor``, that of the likeliest being 1."""
+    lane = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, vocab, BLOCK):
+        x = tl.load(start + first + lane, mask=first + lane < vocab, other=float("-inf")).to(tl.float32)
+        total += tl.where(_ordered(x) >= floor, tl.exp2((x - peak) * inv_temperature), 0.0)
+    return tl.sum(total, axis=0)
