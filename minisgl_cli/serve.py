@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
-
 from minisgl_cli.options import parse
 
 
@@ -12,11 +9,7 @@ def run(argv: list[str]) -> int:
     """Serve until Ctrl+C or SIGTERM; returns the exit code."""
     loaded, registry, hooks, _ = parse(argv, verb="serve")
     from minisgl.launch.supervisor import Supervisor
+    from minisgl.observe.logs import set_logging
 
-    logging.basicConfig(
-        level=loaded.settings.log.level.upper(),
-        format="%(asctime)s supervisor %(levelname)s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
-    )
+    set_logging("supervisor", loaded.settings.log)
     return Supervisor(loaded.settings, registry, hooks).run()

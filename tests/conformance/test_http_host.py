@@ -22,6 +22,7 @@ from minisgl.client.exchange import route
 from minisgl.client.frontend import FrontendContext, HttpFrontend
 from minisgl.client.http import HttpHost
 from minisgl.config.schema import Settings
+from minisgl.observe.meter import Meter
 from minisgl.plugin.hooks import Hooks
 from minisgl.plugin.registry import Registry
 from minisgl.testing.server import wait_until
@@ -34,6 +35,7 @@ class Idle:
     """An engine client of which only the state is asked."""
 
     info = None
+    meter = Meter()
 
     def __init__(self, code: str | None = None) -> None:
         self.code = code

@@ -302,7 +302,7 @@ def test_second_interrupt_kills_at_once(start: Maker) -> None:
 # ---------------------------------------------------------------------------------------------------------------- crashes
 
 
-@pytest.mark.parametrize("role", ["engine", "text-0", "api-0"])
+@pytest.mark.parametrize("role", ["engine", "api-0"])
 def test_killed_process_ends_the_server_with_its_name_and_how_it_ended(start: Maker, role: str) -> None:
     """A17: a stream that has begun gets one error frame and its end."""
     server = start(script=SLOW)

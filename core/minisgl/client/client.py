@@ -10,16 +10,18 @@ import itertools
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from minisgl.base.bounds import MAX_N
 from minisgl.base.errors import RequestError
 from minisgl.base.types import Accepted, Delta, EngineInfo, GenerateRequest, Refused, Usage
 from minisgl.client.envelope import unavailable
+from minisgl.client.job import Gone, Item, Job, RequestMeters
+from minisgl.observe.meter import Meter
 from minisgl.text.validate import integer
 from minisgl.wire.messages import (
     API_SHIFT,
+    Abort,
     Beat,
     Cancel,
     Control,
@@ -39,34 +41,12 @@ ANSWER_TIMEOUT_S = 60.0
 LOADING, READY, DRAINING, DEAD = "loading", "ready", "draining", "dead"
 
 
-@dataclass(frozen=True, slots=True)
-class _EngineGone:
-    text: str
-
-
-_Item = Accepted | Delta | Refused | _EngineGone
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """An open request. ``uids``: of its outputs, by index; ``running``: those that have not ended, uid -> index;
-    ``delivered``: a Delta was handed out."""
-
-    worker: int
-    uids: tuple[int, ...]
-    running: dict[int, int]
-    items: asyncio.Queue[_Item] = field(default_factory=asyncio.Queue)
-    accepted: bool = False
-    delivered: bool = False
-    prompt_tokens: int = 0
-    output_tokens: dict[int, int] = field(default_factory=dict)  # by index
-
-
 class EngineClient:
     """``state``: "loading", "ready", "draining" or "dead". ``info``: None until ready.
 
     Args: index: of this api process. text: the ways to the text workers. queue_limit: most requests that may wait beyond
         those that run (``limits.queue``). check: asked for every request before it is sent; raises RequestError to refuse it.
+        meter: where requests are counted. first_token_s: longest wait for a request's first output (None: any).
     """
 
     def __init__(
@@ -77,17 +57,21 @@ class EngineClient:
         index: int = 0,
         clock: Callable[[], float] = time.monotonic,
         check: Callable[[GenerateRequest, EngineInfo], object] = lambda request, info: None,
+        meter: Meter | None = None,
+        first_token_s: float | None = None,
     ) -> None:
         self._check = check
+        self.meter = Meter() if meter is None else meter
+        self._meters = RequestMeters(self.meter)
+        self._first_token_s = first_token_s
         self.info: EngineInfo | None = None
         self.state = LOADING
         self._text, self._engine, self._queue_limit, self._clock = text, engine, queue_limit, clock
         self._base = index << API_SHIFT
         self._counters = [itertools.count(w, len(text)) for w in range(len(text))]
         self._turn = itertools.cycle(range(len(text)))
-        self._jobs: dict[int, _Job] = {}  # by uid of a running output
+        self._jobs: dict[int, Job] = {}  # by uid of a running output
         self._answers: dict[int, asyncio.Future[Any]] = {}
-        self._failure = ""
         self._beat: Beat | None = None
         self._beat_at = 0.0
 
@@ -112,10 +96,26 @@ class EngineClient:
         job = self._submit(r)
         try:
             while job.running or not job.items.empty():
-                for out in self._received(job, await job.items.get()):
+                item = await (job.items.get() if job.delivered else self._first(job))
+                for out in self._received(job, item):
                     yield out
         finally:
             self._leave(job)
+
+    async def _first(self, job: Job) -> Item:
+        """The next item of a job that has no output yet. Raises: RequestError 504 when that takes too long."""
+        if self._first_token_s is None:
+            return await job.items.get()
+        left = job.submitted_s + self._first_token_s - self._clock()
+        try:
+            async with asyncio.timeout(max(0.0, left)):
+                return await job.items.get()
+        except TimeoutError:
+            raise RequestError(
+                f"The request had no output after {self._first_token_s:g} s (server.request_timeout_s).",
+                status=504,
+                code="request_timeout",
+            ) from None
 
     async def tokenize(self, r: GenerateRequest) -> list[int]:
         """Ids of the prompt. Raises: RequestError."""
@@ -171,22 +171,42 @@ class EngineClient:
             self.state = DRAINING
 
     def fail(self, text: str) -> None:
-        """The engine or a text worker is gone: every open request ends with an error."""
+        """The engine is gone: every open request ends with an error."""
         if self.state == DEAD:
             return
-        self.state, self._failure = DEAD, text
-        for job in {id(j): j for j in self._jobs.values()}.values():
-            job.items.put_nowait(_EngineGone(text))
-        self._jobs.clear()
+        self.state = DEAD
+        self._end(set(self._jobs.values()), Gone(text))
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_exception(self._dead())
+                answer.set_exception(self._dead(text))
+
+    def lose_worker(self, worker: int) -> None:
+        """A text worker is gone, and its requests with it; another one takes its place. The engine is told to end them."""
+        text = f"the process text-{worker} died"
+        lost = {job for job in self._jobs.values() if job.worker == worker}
+        uids = tuple(uid for job in lost for uid in job.running)
+        self._end(lost, Gone(text))
+        if uids:
+            self._engine(Abort(uids))
+            self._text[worker](Cancel(uids))  # the new one may find them in its inbox
+        for uid, answer in self._answers.items():
+            if self._worker_of(uid) == worker and not answer.done():
+                answer.set_exception(self._dead(text))
+
+    def _end(self, jobs: set[Job], why: Gone) -> None:
+        for job in jobs:
+            job.items.put_nowait(why)
+            self._meters.finished("error", len(job.running))
+            for uid in job.running:
+                self._jobs.pop(uid, None)
+
+    def _worker_of(self, uid: int) -> int:
+        return (uid & ((1 << API_SHIFT) - 1)) % len(self._text)
 
     def take(self, message: Message) -> None:
         """A message from a text worker or the engine; those for requests that were left are dropped."""
         if isinstance(message, Deltas):
-            for delta in message.items:
-                self._take_item(delta.uid, delta, ended=delta.finish is not None)
+            self._take_deltas(message.items)
         elif isinstance(message, Beat):
             self._beat, self._beat_at = message, self._clock()
         elif isinstance(message, Accepted):
@@ -198,7 +218,18 @@ class EngineClient:
             elif isinstance(message, Refused):
                 self._take_item(message.uid, message, ended=True)
 
-    def _take_item(self, uid: int, item: _Item, ended: bool) -> None:
+    def _take_deltas(self, deltas: Sequence[Delta]) -> None:
+        now, jobs, arrived = self._clock(), self._jobs, self._meters.arrived
+        for delta in deltas:
+            job = jobs.get(delta.uid)
+            if job is None:
+                continue
+            arrived(job, delta, now)
+            job.items.put_nowait(delta)
+            if delta.finish is not None:
+                del jobs[delta.uid], job.running[delta.uid]
+
+    def _take_item(self, uid: int, item: Item, ended: bool) -> None:
         job = self._jobs.get(uid)
         if job is None:
             return
@@ -208,24 +239,23 @@ class EngineClient:
 
     # ---------------------------------------------------------------------------------------------------------- requests
 
-    def _submit(self, r: GenerateRequest) -> _Job:
+    def _submit(self, r: GenerateRequest) -> Job:
         integer(r.n, "n", 1, MAX_N)  # before uids are made of it
         self._check_open(r.n)
         worker = next(self._turn)
         uids = tuple(self._new_uid(worker) for _ in range(r.n))
-        job = _Job(worker, uids, {uid: i for i, uid in enumerate(uids)})
+        job = Job(worker, uids, {uid: i for i, uid in enumerate(uids)}, self._clock())
         self._send(self._text[worker], Submit(uids, r), r.param)
         self._jobs.update(dict.fromkeys(uids, job))
         return job
 
-    def _received(self, job: _Job, item: _Item) -> list[Accepted | Delta]:
+    def _received(self, job: Job, item: Item) -> list[Accepted | Delta]:
         """What of an item the caller gets. Raises: RequestError."""
         if isinstance(item, Accepted):
             first, job.accepted, job.prompt_tokens = not job.accepted, True, item.prompt_tokens
             return [item] if first else []
         if isinstance(item, Delta):
             job.delivered = True
-            job.output_tokens[item.index] = job.output_tokens.get(item.index, 0) + len(item.ids)
             return [item]
         if isinstance(item, Refused) and job.delivered:  # one of several outputs, when another runs already
             return [self._error_delta(job, item.uid, job.uids.index(item.uid), item.message)]
@@ -239,17 +269,19 @@ class EngineClient:
             )
         unfinished, job.running = job.running, {}
         if not job.delivered:
-            raise self._dead()
+            raise self._dead(item.text)
         return [self._error_delta(job, uid, index, item.text) for uid, index in unfinished.items()]
 
-    def _error_delta(self, job: _Job, uid: int, index: int, text: str) -> Delta:
-        usage = Usage(job.prompt_tokens, job.output_tokens.get(index, 0))
+    def _error_delta(self, job: Job, uid: int, index: int, text: str) -> Delta:
+        out = job.outputs.get(index)
+        usage = Usage(job.prompt_tokens, 0 if out is None else out.tokens)
         return Delta(uid, index, finish="error", usage=usage, error=text)
 
-    def _leave(self, job: _Job) -> None:
+    def _leave(self, job: Job) -> None:
         """The caller is done with the request, or gone: abort what still runs."""
         left = [uid for uid in job.running if self._jobs.pop(uid, None) is not None]
         if left:
+            self._meters.finished("abort", len(left))
             self._text[job.worker](Cancel(tuple(left)))
 
     def _check_open(self, n: int) -> None:
@@ -274,10 +306,11 @@ class EngineClient:
         except (TypeError, ValueError, OverflowError, RecursionError) as exc:
             raise RequestError(f"the request cannot be passed on: {exc}", param=param) from exc
 
-    def _dead(self) -> RequestError:
-        return RequestError(
-            f"The engine failed while it served this request: {self._failure}", status=500, code="engine_dead"
-        )
+    def _dead(self, text: str) -> RequestError:
+        """500 for a request that was open when something failed."""
+        if self.state != DEAD:
+            return RequestError(f"The server failed on this request: {text}.", status=500, code="internal_error")
+        return RequestError(f"The engine failed while it served this request: {text}", status=500, code="engine_dead")
 
     async def _ask(self, uid: int, way: Send, message: Message) -> Any:
         """Send and wait for the answer of this uid. Raises: RequestError."""

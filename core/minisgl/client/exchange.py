@@ -53,6 +53,7 @@ class HttpState:
     keep_alive_s: float
     started: float = field(default_factory=time.monotonic)  # seconds
     status: int = 0
+    handler: str = "none"  # the route's path as it is declared
 
 
 class Exchange:

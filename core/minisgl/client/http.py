@@ -1,6 +1,6 @@
 """The HTTP host: owns socket, keys, limits, request ids and the error envelope, and mounts the routes of HTTP frontends.
 
-Envelope (request id, errors, access log) > Gate (drain) > Auth > BodyLimit > routes
+Envelope (request id, errors, access log, counts) > Cors (preflights) > Gate (drain) > Auth > BodyLimit > routes
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ import uvicorn
 from starlette.routing import BaseRoute, Router
 
 from minisgl.base.errors import ConfigError, RequestError
+from minisgl.client.cors import Cors
 from minisgl.client.envelope import clip, unavailable
-from minisgl.client.exchange import Exchange, route
+from minisgl.client.exchange import STATE, Exchange, route
+from minisgl.client.exposition import CONTENT_TYPE
 from minisgl.client.frontend import Frontend, HttpFrontend
+from minisgl.client.hub import MetricsHub
 from minisgl.client.middleware import Auth, BodyLimit, Envelope, Gate
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from minisgl.plugin.hooks import Hooks
 
 PROBES = frozenset({"/health", "/ready", "/ping", "/version"})  # need no key and are answered while draining
+METRICS = frozenset({"/metrics"})
 ADMIN = frozenset({"/flush_cache", "/stats"})
 KEEP_ALIVE_S = 75  # an idle connection outlives those of proxies and client pools, which then never meet a closed one
 CUT_S = 2.0  # after the drain time, how long requests that are cut may take to say so
@@ -48,7 +52,16 @@ class HttpHost:
     ``app`` is the ASGI application. Raises: ConfigError if two frontends claim one path.
     """
 
-    def __init__(self, config: Settings, client: EngineClient, frontends: Mapping[str, Frontend], hooks: Hooks) -> None:
+    def __init__(
+        self,
+        config: Settings,
+        client: EngineClient,
+        frontends: Mapping[str, Frontend],
+        hooks: Hooks,
+        hub: MetricsHub | None = None,
+    ) -> None:
+        """``hub``: knows the metrics; by default of this process alone."""
+        self.hub = hub or MetricsHub(client, vllm=config.metrics.compat == "vllm")
         self.config = config
         self.client = client
         self.hooks = hooks
@@ -58,8 +71,10 @@ class HttpHost:
         admin = ADMIN if config.server.admin_key.get_secret_value() else frozenset[str]()
         router = Router(self._routes(bool(admin)), redirect_slashes=False, default=_unknown_url)
         limited = BodyLimit(router, config.server.max_request_body)
-        self._gate = Gate(Auth(limited, config.server, PROBES, admin), PROBES, self._why_closed)
-        envelope = Envelope(self._gate, config.server, self._cut)
+        free = PROBES | METRICS if config.metrics.open else PROBES
+        self._gate = Gate(Auth(limited, config.server, free, admin), PROBES | METRICS, self._why_closed)
+        cors = Cors(self._gate, config.server.cors_origins)
+        envelope = Envelope(cors, config.server, self._cut, client.meter, cors.headers)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             scope["app"] = self  # so that Starlette raises its errors instead of answering in plain text
@@ -69,11 +84,16 @@ class HttpHost:
 
     async def serve(self, sock: socket.socket) -> None:
         """Serve on the listening ``sock`` until ``drain`` or ``close``."""
+        server = self.config.server
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             # Connections inherit it. Without it a small frame waits for the client's delayed ACK: 40 ms.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
             self.app,
+            loop="none",  # this runs in one that is chosen already
+            http="httptools",
+            ssl_certfile=server.tls_cert,
+            ssl_keyfile=server.tls_key,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -110,6 +130,8 @@ class HttpHost:
             if isinstance(frontend, HttpFrontend):
                 owned += [(f"frontend {name!r}", r) for r in self._frontend_routes(name, frontend)]
         _check_claims(owned)
+        for _, r in owned:
+            _name_handler(r)
         return [r for _, r in owned]
 
     def _frontend_routes(self, name: str, frontend: HttpFrontend) -> list[BaseRoute]:
@@ -131,6 +153,7 @@ class HttpHost:
             route("GET", "/ready", self._ready),
             route("GET", "/ping", self._ping),
             route("GET", "/version", self._version),
+            route("GET", "/metrics", self._metrics),
         ]
         if admin:
             routes += [route("POST", "/flush_cache", self._flush_cache), route("GET", "/stats", self._stats)]
@@ -159,6 +182,9 @@ class HttpHost:
     async def _version(self, x: Exchange) -> None:
         await x.respond_json({"version": package_version()})
 
+    async def _metrics(self, x: Exchange) -> None:
+        await x.respond(await self.hub.render(package_version()), media_type=CONTENT_TYPE)
+
     async def _flush_cache(self, x: Exchange) -> None:
         await x.respond_json(await self._control("flush_cache"))
 
@@ -183,6 +209,19 @@ class _Server(uvicorn.Server):  # type: ignore[misc]  # uvicorn is untyped here
 async def _unknown_url(scope: Scope, receive: Receive, send: Send) -> None:
     url = f"{scope['method']} {clip(scope['path'], 200)}"
     raise RequestError(f"Invalid URL ({url})", status=404, code="unknown_url")
+
+
+def _name_handler(r: Any) -> None:
+    """Have the route say its path, as it is declared, in the request's state."""
+    inner = getattr(r, "app", None)
+    if inner is None:
+        return
+
+    async def named(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[STATE].handler = r.path
+        await inner(scope, receive, send)
+
+    r.app = named
 
 
 def _check_claims(owned: list[tuple[str, BaseRoute]]) -> None:

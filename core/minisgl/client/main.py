@@ -12,17 +12,21 @@ import socket
 import time
 from collections.abc import Iterator
 
+import uvloop
+
 from minisgl.base.errors import Fault
 from minisgl.client.client import EngineClient
 from minisgl.client.frontend import Frontend, FrontendContext, HttpFrontend
 from minisgl.client.http import HttpHost
+from minisgl.client.hub import MetricsHub
 from minisgl.wire.codec import WireError
-from minisgl.wire.messages import Drain, Drained, FaultReport, Message, Ready, Stop
+from minisgl.wire.messages import Drain, Drained, FaultReport, Lost, Message, Ready, Stop
 from minisgl.wire.process import Process
-from minisgl.wire.pulse import BEAT_S, Pulse
+from minisgl.wire.pulse import Pulse
 
 BACKLOG = 2048
 FAULT_GRACE_S = 1.0
+TURN_S = 0.1
 
 
 def make_client(process: Process) -> EngineClient:
@@ -32,6 +36,7 @@ def make_client(process: Process) -> EngineClient:
         process.to("engine"),
         process.settings.limits.queue,
         process.spec.index,
+        first_token_s=process.settings.server.request_timeout_s,
         check=lambda request, info: process.hooks.call("check_request", request=request, info=info),
     )
 
@@ -66,6 +71,8 @@ class Api:
         self.stopping.set()
 
     def take(self, message: Message) -> None:
+        if self.host.hub.take(message):
+            return
         if isinstance(message, Ready) and message.info is not None:
             self.client.ready(message.info)
             self.process.hooks.call("engine_ready", info=message.info)
@@ -75,6 +82,8 @@ class Api:
             fault = Fault(message.text, role=message.role, exit=message.exit_code)
             self.process.hooks.call("engine_failed", fault=fault)
             self._start_drain(FAULT_GRACE_S)
+        elif isinstance(message, Lost):
+            self.client.lose_worker(int(message.role.partition("-")[2]))
         elif isinstance(message, Drain):
             self.client.drain()
             self._start_drain(message.grace_s)
@@ -108,7 +117,8 @@ async def serve(process: Process, sock: socket.socket) -> None:
     """Until Stop, or a frontend that fails."""
     client = make_client(process)
     frontends = make_frontends(process, client)
-    host = HttpHost(process.settings, client, frontends, process.hooks)
+    hub = MetricsHub(client, process.spec.index, process.to_apis(), process.settings.metrics.compat == "vllm")
+    host = HttpHost(process.settings, client, frontends, process.hooks, hub)
     api = Api(process, client, host)
     loop = asyncio.get_running_loop()
     process.inbox.watch(loop, api.take, api.failed)
@@ -118,7 +128,7 @@ async def serve(process: Process, sock: socket.socket) -> None:
     tasks = [loop.create_task(f.serve(), name=f"frontend {type(f).__name__}") for f in own]
     http = loop.create_task(host.serve(sock), name="the HTTP host")
     stop = loop.create_task(api.stopping.wait())
-    with watched(process):
+    with watched(process, client):
         try:
             await _until(stop, [*tasks, http], api)
         finally:
@@ -126,15 +136,17 @@ async def serve(process: Process, sock: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def watched(process: Process) -> Iterator[None]:
-    """An event loop that no longer turns, because something blocks it, is a fault."""
+def watched(process: Process, client: EngineClient) -> Iterator[None]:
+    """An event loop that no longer turns, because something blocks it, is a fault; how late it turns is measured."""
     turned_ns = time.monotonic_ns()
+    lag = client.meter.histogram("event_loop_lag_seconds")
 
     async def turn() -> None:
         nonlocal turned_ns
         while True:
             turned_ns = time.monotonic_ns()
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(TURN_S)
+            lag.observe(max(0.0, (time.monotonic_ns() - turned_ns) / 1e9 - TURN_S))
 
     turning = asyncio.get_running_loop().create_task(turn())
     pulse = Pulse(process.spec)
@@ -181,4 +193,4 @@ def run(process: Process) -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its start and end are the supervisor's to tell
     process.wait_go()
     sock.listen(BACKLOG)  # before the others can be told that this process is ready
-    asyncio.run(serve(process, sock))
+    uvloop.run(serve(process, sock))

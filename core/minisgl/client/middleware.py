@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import time
 import uuid
@@ -16,6 +15,9 @@ from starlette.exceptions import HTTPException
 from minisgl.base.errors import RequestError
 from minisgl.client.envelope import clip, error_body, internal_error, unavailable
 from minisgl.client.exchange import REQUEST_ID, STATE, ClientGone, HttpState, log
+from minisgl.client.keys import api_keys, matches
+from minisgl.observe.logs import FIELDS
+from minisgl.observe.meter import Meter
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 access = logging.getLogger("minisgl.access")
 STATUS_CLIENT_GONE = 499  # log only; never sent
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:
@@ -37,10 +40,20 @@ def new_request_id() -> str:
 class Envelope:
     """Outermost: gives every request its id and its state, every error the one shape, and writes the access log."""
 
-    def __init__(self, app: ASGIApp, config: ServerSettings, cut: asyncio.Event) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: ServerSettings,
+        cut: asyncio.Event,
+        meter: Meter,
+        more_headers: Callable[[Scope], list[tuple[bytes, bytes]]],
+    ) -> None:
+        """``more_headers``: of every answer, by its request."""
         self.app = app
         self.config = config
         self.cut = cut
+        self.meter = meter
+        self.more_headers = more_headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,7 +69,7 @@ class Envelope:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                _finish_head(message, state)
+                _finish_head(message, state, self.more_headers(scope))
             await send(message)
 
         try:
@@ -66,12 +79,29 @@ class Envelope:
         except Exception as exc:
             if state.status:  # the answer has begun: all that is left is to break the connection
                 raise
-            await _send_error(send_with_id, self._answerable(exc, scope, state))
+            answer = self._answerable(exc, scope, state)
+            self.meter.counter("request_rejected", answer.error.code or "none").add()
+            await _send_error(send_with_id, answer)
         finally:
-            if self.config.access_log:
-                took_ms = (time.monotonic() - state.started) * 1e3
-                line = (scope["method"], clip(scope["path"], 200), state.status, took_ms, state.request_id)
-                access.info("%s %r %d %.1fms %s", *line)
+            self._count(scope, state)
+
+    def _count(self, scope: Scope, state: HttpState) -> None:
+        took_s = time.monotonic() - state.started
+        method = scope["method"] if scope["method"] in METHODS else "other"
+        self.meter.counter("http_requests", state.handler, method, str(state.status)).add()
+        self.meter.histogram("http_request_duration_seconds", state.handler, method).observe(took_s)
+        if self.config.access_log:
+            path, client = clip(scope["path"], 200), scope.get("client")
+            fields = {
+                "method": method,
+                "path": path,
+                "status": state.status,
+                "duration_ms": round(took_s * 1e3, 1),
+                "request_id": state.request_id,
+                "client": client[0] if client else None,
+            }
+            line = (method, path, state.status, took_s * 1e3, state.request_id)
+            access.info("%s %r %d %.1fms %s", *line, extra={FIELDS: fields})
 
     def _answerable(self, exc: Exception, scope: Scope, state: HttpState) -> _Answer:
         if isinstance(exc, RequestError):
@@ -92,13 +122,13 @@ class _Answer:
             self.headers["www-authenticate"] = "Bearer"
 
 
-def _finish_head(message: Message, state: HttpState) -> None:
+def _finish_head(message: Message, state: HttpState, more: list[tuple[bytes, bytes]]) -> None:
     state.status = message["status"]
     headers = MutableHeaders(raw=list(message.get("headers", ())))
     headers["x-request-id"] = state.request_id
     if not headers.get("content-type", "").startswith("text/event-stream"):
         headers["openai-processing-ms"] = str(int((time.monotonic() - state.started) * 1e3))
-    message["headers"] = headers.raw
+    message["headers"] = [*headers.raw, *more]
 
 
 async def _send_error(send: Send, answer: _Answer) -> None:
@@ -158,26 +188,31 @@ class Auth:
     def __init__(
         self, app: ASGIApp, config: ServerSettings, open_paths: Collection[str], admin_paths: Collection[str]
     ) -> None:
+        """Raises: ConfigError for a file of keys that cannot be used."""
         self.app = app
-        self.api_key = config.api_key.get_secret_value().encode()
-        self.admin_key = config.admin_key.get_secret_value().encode()
+        self.api_keys = api_keys(config)
+        admin = config.admin_key.get_secret_value().encode()
+        self.admin_keys = (admin,) if admin else ()
         self.open_paths = open_paths
         self.admin_paths = admin_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if scope["method"] != "OPTIONS" and path not in self.open_paths:
-            key = self.admin_key if path in self.admin_paths else self.api_key
-            if key:
-                _check_key(_header(scope, b"authorization"), key)
+            keys = self.admin_keys if path in self.admin_paths else self.api_keys
+            if keys:
+                _check_key(_header(scope, b"authorization"), _header(scope, b"x-api-key"), keys)
         await self.app(scope, receive, send)
 
 
-def _check_key(header: bytes | None, key: bytes) -> None:
+def _check_key(header: bytes | None, alone: bytes | None, keys: tuple[bytes, ...]) -> None:
+    """``alone``: the key in the header that Anthropic's clients send."""
     scheme, _, given = (header or b"").partition(b" ")
-    if not header or scheme.lower() != b"bearer":
+    if alone is not None and not header:
+        scheme, given = b"bearer", alone
+    if scheme.lower() != b"bearer":
         why = "No API key was given; send it as 'Authorization: Bearer KEY'."
-    elif not hmac.compare_digest(given.strip(), key):
+    elif not matches(given.strip(), keys):
         why = "The API key is not the right one for this route."
     else:
         return

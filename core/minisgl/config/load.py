@@ -239,12 +239,15 @@ def _use(kind: str, use: Any, origins: Mapping[KeyPath, Origin]) -> str | tuple[
         )
     if KINDS[kind].many:
         return "auto" if listed == ["auto"] else tuple(listed)
-    if len(listed) != 1:
+    most = KINDS[kind].most
+    if not 1 <= len(listed) <= most or (len(listed) > 1 and "auto" in listed):
+        rule = f"one {kind} plugin is used at a time; give one name"
+        if most > 1:
+            rule = f"give auto, one name, or {KINDS[kind].names_mean}"
         raise ConfigError(
-            f"config: {kind}.use = {use!r} is not valid: one {kind} plugin is used at a time; give one name\n"
-            f"        set by {find_origin(origins, (kind, 'use'))}"
+            f"config: {kind}.use = {use!r} is not valid: {rule}\n        set by {find_origin(origins, (kind, 'use'))}"
         )
-    return str(listed[0])
+    return str(listed[0]) if len(listed) == 1 else tuple(listed)
 
 
 def _as_list(value: Any) -> list[Any]:

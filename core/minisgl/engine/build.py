@@ -65,6 +65,7 @@ def build_engine(
             port=port,
             info=engine_info(settings, model, facts, device, defaults),
             queue_limit=queue_limit,
+            queue_tokens=settings.limits.queue_tokens,
             stall_s=settings.engine.stall_limit(device.device),
             observers=[*named, *observers],
             check_plan=plan_checker(settings, limits),

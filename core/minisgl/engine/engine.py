@@ -53,7 +53,7 @@ class Engine:
 
     ``turn()`` is one pass of the loop; ``run()`` makes passes until a Stop arrives. A request that is wrong is refused and
     nothing else is affected; an exception out of ``turn()`` means the engine is dead. ``queue_limit``: most requests beyond
-    the ``max_running`` that can run; None: any number.
+    the ``max_running`` that can run; None: any number. ``queue_tokens``: most prompt tokens of requests without output yet.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class Engine:
         port: EnginePort,
         info: EngineInfo,
         queue_limit: int | None,
+        queue_tokens: int | None = None,
         stall_s: float,
         observers: Sequence[Observer] = (),
         check_plan: Callable[[StepPlan], None] | None = None,
@@ -72,12 +73,13 @@ class Engine:
     ) -> None:
         self.scheduler, self.executor, self.loop, self.port, self.info = scheduler, executor, loop, port, info
         self.observers = Observers(observers)
-        self._queue_limit, self._stall_s = queue_limit, stall_s
+        self._queue_limit, self._queue_tokens, self._stall_s = queue_limit, queue_tokens, stall_s
         self._check_plan, self._audit = check_plan, audit
         self._stopping = False
         self._schedule_ns = 0
         self._running: dict[int, tuple[int, StepPlan, int]] = {}  # step -> (submitted at, plan, schedule_ns)
-        self._first_token_due: set[int] = set()
+        self._first_token_due: dict[int, int] = {}  # uid -> prompt tokens
+        self._tokens_due = 0  # sum of them
 
     # ------------------------------------------------------------------------------------------------------- EngineOps
 
@@ -112,22 +114,23 @@ class Engine:
             self.port.send(a.owner, [refused])
             self.observers.call("request", RequestEvent(a.uid, "refused", time.monotonic_ns(), len(a.ids)))
             return
-        if self.observers.active:
-            self._first_token_due.add(a.uid)
+        self._first_token_due[a.uid] = len(a.ids)
+        self._tokens_due += len(a.ids)
         self.observers.call("request", RequestEvent(a.uid, "admitted", time.monotonic_ns(), len(a.ids)))
 
     def _overload(self, a: Admit) -> Refused | None:
         """What is open is counted, not what waits: requests that come together all wait before the first of them runs."""
         waiting, running = self.scheduler.n_waiting, self.scheduler.n_running
-        if self._queue_limit is None or waiting + running < self.info.max_running + self._queue_limit:
+        if self._queue_limit is not None and waiting + running >= self.info.max_running + self._queue_limit:
+            why = f"{running} requests run and {waiting} wait, which is the limit (limits.max_running + limits.queue)"
+        elif self._queue_tokens is not None and self._tokens_due and self._tokens_due + len(a.ids) > self._queue_tokens:
+            why = (
+                f"{self._tokens_due} prompt tokens wait, and {len(a.ids)} more would be over the limit of "
+                f"{self._queue_tokens} (limits.queue_tokens)"
+            )
+        else:
             return None
-        return Refused(
-            a.uid,
-            503,
-            f"{running} requests run and {waiting} wait, which is the limit (limits.max_running + limits.queue); "
-            "try again later",
-            "server_overloaded",
-        )
+        return Refused(a.uid, 503, f"{why}; try again later", "server_overloaded")
 
     def schedule(self) -> StepPlan | None:
         start = time.perf_counter_ns()
@@ -140,7 +143,11 @@ class Engine:
     def submit(self, plan: StepPlan) -> Ticket:
         if len(self._running) >= self.loop.depth:
             raise Fault(f"loop {type(self.loop).__name__} has more than depth={self.loop.depth} steps in flight")
-        self._running[plan.step] = (time.monotonic_ns(), plan, self._schedule_ns)
+        now = time.monotonic_ns()
+        self._running[plan.step] = (now, plan, self._schedule_ns)
+        if self.observers.active:
+            for init in plan.init:
+                self.observers.call("request", RequestEvent(init.uid, "scheduled", now))
         return self.executor.submit(plan)
 
     def collect(self, t: Ticket) -> StepResult:
@@ -157,7 +164,7 @@ class Engine:
     def flush(self) -> None:
         for owner, outputs in self.scheduler.take_outputs().items():
             self.port.send(owner, outputs)
-            if self.observers.active:
+            if self._first_token_due or self.observers.active:
                 self._observe_outputs(outputs)
 
     # ------------------------------------------------------------------------------------------------------------ life
@@ -227,12 +234,12 @@ class Engine:
         due = self._first_token_due
         for out in outputs:
             if isinstance(out, Ended):
-                due.discard(out.uid)
+                self._tokens_due -= due.pop(out.uid, 0)
                 event = RequestEvent(
                     out.uid, "ended", now, out.prompt_tokens, out.cached_tokens, out.output_tokens, str(out.finish)
                 )
                 self.observers.call("request", event)
             elif due and isinstance(out, Tokens):
-                for uid in due.intersection(out.uids.tolist()):
-                    due.discard(uid)
+                for uid in due.keys() & out.uids.tolist():
+                    self._tokens_due -= due.pop(uid)
                     self.observers.call("request", RequestEvent(uid, "first_token", now))

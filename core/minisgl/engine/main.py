@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.base.types import Admit, EngineOutput
 from minisgl.engine import port
+from minisgl.observe.engine import EngineMetrics
 from minisgl.wire import messages as wire
 from minisgl.wire.messages import Progress, Ready
 from minisgl.wire.process import Process, Stopped
@@ -86,9 +87,9 @@ def run(process: Process) -> None:
     assert go.model is not None, "the supervisor sends the engine the model"
     settings = process.settings
     to_text = [process.to(f"text-{i}") for i in range(settings.text.workers)]
-    zmq_port = ZmqPort(process.inbox, to_text, [process.to("api-0")])
+    zmq_port = ZmqPort(process.inbox, to_text, process.to_apis())
 
-    pulse = Pulse(process.spec, [process.tell, process.to("api-0")])
+    pulse = Pulse(process.spec, [process.tell, *process.to_apis()])
     pulse.start()
     try:
         build_and_run(process, go, zmq_port, pulse)
@@ -104,7 +105,9 @@ def build_and_run(process: Process, go: wire.Go, zmq_port: ZmqPort, pulse: Pulse
     assert go.model is not None
     progress = progress_to(process.tell, process.role)
     settings = process.settings
-    engine = build_engine(settings, process.registry, go.model, zmq_port, progress, queue_limit=settings.limits.queue)
+    engine = build_engine(
+        settings, process.registry, go.model, zmq_port, progress, [EngineMetrics()], queue_limit=settings.limits.queue
+    )
     try:
         pulse.watch(
             partial(what_runs, zmq_port, engine), settings.engine.stall_limit(engine.info.device), "engine.stall_s"

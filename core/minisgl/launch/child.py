@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import importlib
-import logging
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ from typing import NoReturn
 
 from minisgl.base.errors import EXIT_FAULT, Fault, MiniSGLError, PluginError
 from minisgl.config.load import settings_from_json
+from minisgl.observe.logs import set_logging
 from minisgl.plugin.hooks import Hooks
 from minisgl.plugin.lock import PluginLock
 from minisgl.plugin.registry import Registry
@@ -26,7 +26,6 @@ from minisgl.wire.process import Process, Spec, Stopped, fault_report, report
 
 ROLES = {"engine": "minisgl.engine.main", "text": "minisgl.text.worker", "api": "minisgl.client.main"}
 PR_SET_PDEATHSIG = 1
-LOG_FORMAT = "%(asctime)s {role} %(levelname)s %(name)s: %(message)s"
 
 
 def die_with_parent(parent: int) -> None:
@@ -44,16 +43,10 @@ def ignore_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
 
-def set_logging(role: str, level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(), format=LOG_FORMAT.format(role=role), datefmt="%H:%M:%S", stream=sys.stderr, force=True
-    )
-
-
 def make_process(spec: Spec) -> Process:
     """The process with the plugins of its own environment. Raises: PluginError, ConfigError."""
     settings = settings_from_json(spec.settings)
-    set_logging(spec.role, settings.log.level)
+    set_logging(spec.role, settings.log)
     plugins = settings.plugins
     registry = Registry.scan(plugins.prefer, plugins.disable, plugins.scan == "bundled")
     hooks = Hooks(registry, plugins.enable)

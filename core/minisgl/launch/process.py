@@ -78,9 +78,9 @@ class Child:
         lines = self._tail.decode(errors="replace").splitlines()
         return [line for line in lines if line.strip()][-TAIL_LINES:]
 
-    def obituary(self) -> str:
+    def obituary(self, so: str = ", so the server stops") -> str:
         """Who ended, how, and its last words."""
-        text = f"{self.role} (pid {self.pid}) {how_it_ended(self.exit_code)}, so the server stops."
+        text = f"{self.role} (pid {self.pid}) {how_it_ended(self.exit_code)}{so}."
         if self.exit_code == -signal.SIGKILL:
             text += (
                 " If nobody killed it, the system ran out of memory (see dmesg): lower kv.memory or limits.max_running."

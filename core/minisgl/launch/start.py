@@ -7,7 +7,7 @@ import socket
 
 from minisgl.base.errors import ConfigError
 from minisgl.base.types import EngineInfo
-from minisgl.config.schema import Settings
+from minisgl.config.schema import ServerSettings, Settings
 from minisgl.plugin.hooks import Hooks
 from minisgl.plugin.kinds import KINDS
 from minisgl.plugin.lock import PluginLock
@@ -58,10 +58,35 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def url(host: str, sock: socket.socket) -> str:
+def bind_all(host: str, port: int, count: int) -> list[socket.socket]:
+    """``count`` sockets bound to one port, among which the kernel spreads connections. Raises: ConfigError.
+
+    The first is bound alone, so that a port that is in use is refused and two servers never share one by mistake.
+    """
+    first = bind(host, port)
+    if count == 1:
+        return [first]
+    socks = [first]
+    try:
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        for _ in range(count - 1):
+            sock = socket.socket(first.family, first.type, first.proto)
+            socks.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            sock.bind(first.getsockname())
+    except OSError as exc:
+        for sock in socks:
+            sock.close()
+        raise ConfigError(
+            f"server.api_workers = {count}: the port cannot be shared ({exc.strerror}); use 1, or another port"
+        ) from exc
+    return socks
+
+
+def url(server: ServerSettings, sock: socket.socket) -> str:
     """Where to reach the server; a wildcard address is shown as it is."""
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{sock.getsockname()[1]}"
+    shown = f"[{server.host}]" if ":" in server.host else server.host
+    return f"{'https' if server.tls_cert else 'http'}://{shown}:{sock.getsockname()[1]}"
 
 
 def ready_line(where: str, info: EngineInfo, seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 start -> HELLO of each, its plugins compared -> GO -> engine READY -> text workers READY -> api READY: serving
 a process that dies, or reports a fault: all end; exit code 70, or 78 if configuration or a plugin is to blame
+a text worker that dies while serving: its requests end with an error, and it is started again
 SIGTERM, Ctrl+C: drain, then all end with exit code 0; a second one kills at once, exit code 130
 """
 
@@ -16,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -24,20 +25,23 @@ import zmq
 
 from minisgl.base.errors import EXIT_FAULT, Fault, MiniSGLError, PluginError
 from minisgl.base.types import EngineInfo, LocalModel
+from minisgl.client.keys import api_keys
 from minisgl.client.progress import progress_bars
+from minisgl.client.tls import check_tls
 from minisgl.config.load import settings_to_json
 from minisgl.config.schema import Settings
 from minisgl.engine.build import architecture
+from minisgl.launch.children import Children
 from minisgl.launch.process import Child
-from minisgl.launch.start import bind, make_lock, ready_line, url
+from minisgl.launch.start import bind_all, make_lock, ready_line, url
 from minisgl.plugin.hooks import Hooks
 from minisgl.plugin.lock import PluginLock
 from minisgl.plugin.registry import Registry
 from minisgl.text.create import chat_template
 from minisgl.text.resolve import resolve_model
-from minisgl.wire.messages import Beat, Drain, Drained, FaultReport, Go, Hello, Message, Progress, Ready, Stop
+from minisgl.wire.messages import Beat, Drain, Drained, FaultReport, Go, Hello, Lost, Message, Progress, Ready, Stop
 from minisgl.wire.process import SUPERVISOR, Spec, Stopped
-from minisgl.wire.sockets import Inbox, Outbox, RuntimeDir, address
+from minisgl.wire.sockets import Inbox, RuntimeDir, address
 
 log = logging.getLogger("minisgl.launch")
 HELLO_S = 120.0  # from start to HELLO: Python and the plugins' modules
@@ -80,51 +84,53 @@ class Supervisor:
         self._announce = announce
         self.lock = make_lock(settings, registry, hooks)
         self._needs_weights: bool = registry.load("executor", settings.use("executor")[0]).needs_weights
-        chat_template(settings)  # a file that cannot be read is known before anything starts
-        self._children: dict[str, Child] = {}
-        self._ways: dict[str, Outbox] = {}
-        self._greeted: set[str] = set()
-        self._ready: set[str] = set()
+        chat_template(settings)  # files that cannot be used are known before anything starts
+        api_keys(settings.server)
+        check_tls(settings.server)
         self._go_with_model: Go | None = None  # once the model is there
         self._info: EngineInfo | None = None
         self._events: queue.SimpleQueue[Child | LocalModel | BaseException] = queue.SimpleQueue()
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)[::-1]
         self._signals: list[int] = []
         self._started = self._moved = self._beat_at = time.monotonic()
-        self._drained = False
+        self._serving = False  # it was announced
+        self._drained: set[str] = set()
         self._over = threading.Event()
         self._resolver = threading.Thread(target=self._resolve, name="resolver", daemon=True)
         self._progress: Callable[[str, int, int], None] = lambda what, done, total: None
-
-    @property
-    def roles(self) -> list[str]:
-        return ["api-0", *(f"text-{i}" for i in range(self.settings.text.workers)), "engine"]
 
     # ------------------------------------------------------------------------------------------------------------- life
 
     def run(self) -> int:
         """Serve until a signal. Raises: MiniSGLError when the server cannot start or has failed."""
-        sock = bind(self.settings.server.host, self.settings.server.port)
+        server = self.settings.server
         with contextlib.ExitStack() as stack:
-            stack.callback(sock.close)
+            socks = bind_all(server.host, server.port, server.api_workers)
+            for sock in socks:
+                stack.callback(sock.close)
             stack.enter_context(self._handling_signals())
             self._folder = RuntimeDir()
             stack.callback(self._folder.remove)
             self._context: zmq.Context[Any] = zmq.Context()
             stack.callback(self._context.destroy, linger=0)
             self._inbox = Inbox(self._context, address(self._folder.path, SUPERVISOR))
+            self._children = Children(
+                server.api_workers, self.settings.text.workers, self._context, lambda r: address(self._folder.path, r),
+                self._spec, self._post, self._forward,
+            )  # fmt: skip
             stack.callback(self._kill_all)
             self._bars = stack.enter_context(contextlib.ExitStack())
             self._progress = self._bars.enter_context(progress_bars(self.settings.log.level in ("debug", "info")))
-            return self._serve(sock)
+            return self._serve(socks)
 
-    def _serve(self, sock: socket.socket) -> int:
+    def _serve(self, socks: Sequence[socket.socket]) -> int:
         self.hooks.call("process_started", role=SUPERVISOR, rank=0)
-        self._url = url(self.settings.server.host, sock)
+        self._url = url(self.settings.server, socks[0])
         log.info("listening on %s, loading %s", self._url, self.settings.model.path)
         try:
-            for role in self.roles:
-                self._start(role, sock.fileno() if role == "api-0" else None)
+            listening = dict(zip(self._children.api, socks, strict=True))
+            for role in self._children.roles:
+                self._children.start(role, listening.get(role))
             self._resolver.start()
             while not self._signals:
                 self._turn()
@@ -144,13 +150,11 @@ class Supervisor:
                 self._resolver.join(RESOLVER_S)
             self.hooks.call("process_stopping", role=SUPERVISOR, rank=0)
 
-    def _start(self, role: str, listen_fd: int | None) -> None:
-        spec = Spec(
+    def _spec(self, role: str, listen_fd: int | None) -> Spec:
+        return Spec(
             role, self.lock.to_json(), self.lock.fingerprint, settings_to_json(self.settings), self._folder.path, os.getpid(),
             listen_fd,
         )  # fmt: skip
-        self._children[role] = Child(spec, self._post, self._forward)
-        self._ways[role] = Outbox(self._context, address(self._folder.path, role))
 
     def _resolve(self) -> None:
         """In a thread of its own: it may download for long."""
@@ -223,14 +227,24 @@ class Supervisor:
             while time.monotonic() < until:  # what it said before it ended may come after what others say
                 for message in self._inbox.receive(20):
                     self._take(message)
-            raise ServerFailed(event.obituary(), event.role, EXIT_FAULT)
+            self._child_ended(event)
+            return
         if isinstance(event, MiniSGLError):
             raise event
         if isinstance(event, BaseException):
             raise Fault(f"the model could not be made available: {type(event).__name__}: {event}") from event
         self._go_with_model = Go(event, self._lock_of(event))
-        for role in self._greeted:
+        for role in self._children.greeted:
             self._go(role)
+
+    def _child_ended(self, child: Child) -> None:
+        """Raises: ServerFailed, unless it is a text worker that can be started again."""
+        if not (self._serving and not self._signals and self._children.may_restart(child.role)):
+            raise ServerFailed(child.obituary(), child.role, EXIT_FAULT)
+        log.error("%s", child.obituary(so=", so it is started again and its requests end with an error"))
+        self._children.send(self._children.api, Lost(child.role))
+        self._moved = time.monotonic()
+        self._children.restart(child.role)
 
     # --------------------------------------------------------------------------------------------------------- messages
 
@@ -244,9 +258,12 @@ class Supervisor:
         elif isinstance(message, Ready):
             self._became_ready(message)
         elif isinstance(message, FaultReport):
+            if self._serving and message.role in self._children.text:  # what its end means is decided when it has ended
+                log.error("%s", message.text)
+                return
             raise ServerFailed(message.text, message.role, message.exit_code)
         elif isinstance(message, Drained):
-            self._drained = True
+            self._drained.add(message.role)
             if message.open:
                 log.warning("requests that were cut off: %d", message.open)
 
@@ -257,16 +274,18 @@ class Supervisor:
             raise PluginError(
                 f"{hello.role} has plugin fingerprint {hello.fingerprint}, expected {self.lock.fingerprint}"
             )
-        self._greeted.add(hello.role)
+        self._children.greeted.add(hello.role)
         self._go(hello.role)
+        if hello.role in self._children.restarted:  # the others got it when the engine was ready
+            self._children.send([hello.role], Ready(hello.role, self._info))
 
     def _go(self, role: str) -> None:
         """The api starts at once, so that the port opens; the others need the model."""
-        if role == "api-0":
-            if role not in self._ready:
-                self._ways[role].send(Go())
+        if role in self._children.api:
+            if role not in self._children.ready:
+                self._children.send([role], Go())
         elif self._go_with_model is not None:
-            self._ways[role].send(self._go_with_model)
+            self._children.send([role], self._go_with_model)
 
     def _lock_of(self, model: LocalModel) -> str:
         """What the model selects beyond the settings. Raises: PluginError, ModelError if no plugin has its architecture."""
@@ -277,40 +296,38 @@ class Supervisor:
         return lock.to_json()
 
     def _became_ready(self, ready: Ready) -> None:
-        self._ready.add(ready.role)
+        children = self._children
+        children.ready.add(ready.role)
+        children.restarted.discard(ready.role)
         self._moved = self._beat_at = time.monotonic()
         if ready.info is not None:
             self._info = ready.info
-        if self._info is None:
+        if self._info is None or self._serving:
             return
         relay = Ready(ready.role, self._info)
         if ready.role == "engine":
-            for role in self._text_roles:
-                self._ways[role].send(relay)
-        elif self._ready == {"engine", *self._text_roles}:
-            self._ways["api-0"].send(relay)
-        elif self._ready == set(self.roles):
+            children.send(children.text, relay)
+        elif children.ready == {"engine", *children.text}:
+            children.send(children.api, relay)
+        elif children.ready == set(children.roles):
+            self._serving = True
             self._bars.close()
             with contextlib.suppress(OSError):  # nobody has to listen
                 self._announce(ready_line(self._url, self._info, time.monotonic() - self._started))
-
-    @property
-    def _text_roles(self) -> list[str]:
-        return [role for role in self.roles if role.startswith("text-")]
 
     # ------------------------------------------------------------------------------------------------------------ clock
 
     def _check_clock(self) -> None:
         """Raises: Fault for a process that is overdue."""
         now = time.monotonic()
-        late = [role for role in self.roles if role not in self._greeted]
-        if late and now - self._started > HELLO_S:
+        late = self._children.late(HELLO_S)
+        if late:
             raise Fault(f"{', '.join(late)} did not start within {HELLO_S:g} s", role=late[0])
         if self._info is None:
             if now - self._moved > LOAD_SILENCE_S:
                 raise Fault(f"the engine is not ready and told no progress for {LOAD_SILENCE_S:g} s")
             return
-        late = [role for role in self.roles if role not in self._ready]
+        late = [role for role in self._children.roles if role not in self._children.ready]
         if late and now - self._moved > READY_S:
             raise Fault(f"{', '.join(late)} did not get ready within {READY_S:g} s of the engine", role=late[0])
         most = max(BEAT_LOST_S, self.settings.engine.stall_limit(self._info.device))
@@ -322,12 +339,12 @@ class Supervisor:
     def _drain(self) -> int:
         """After a signal: let running requests finish, then end all. Returns: the exit code."""
         name = signal.Signals(self._signals[0]).name
-        if self._ready == set(self.roles):
+        if self._serving:
             grace = self.settings.server.drain_s
             log.info("%s: no new requests; running ones have %g s. Ctrl+C again ends it at once", name, grace)
-            self._ways["api-0"].send(Drain(grace))
+            self._children.send(self._children.api, Drain(grace))
             until = time.monotonic() + grace + FAULT_WAIT_S
-            while not self._drained and time.monotonic() < until:
+            while not self._drained.issuperset(self._children.api) and time.monotonic() < until:
                 self._turn_unless_interrupted()
         else:
             log.info("%s while loading: the server stops", name)
@@ -341,13 +358,12 @@ class Supervisor:
 
     def _stop_all(self) -> None:
         """STOP to all; those that can not take it are killed after a while."""
-        for role, way in self._ways.items():
-            if role in self._ready or role == "api-0":
-                way.send(Stop(STOP_S))
-            else:
-                self._children[role].kill()
+        children = self._children
+        told = [role for role in children.roles if role in children.ready or role in children.api]
+        children.send(children.living(told), Stop(STOP_S))
+        children.kill(role for role in children.roles if role not in told)
         until = time.monotonic() + STOP_S
-        while any(c.alive for c in self._children.values()) and time.monotonic() < until:
+        while children.any_alive and time.monotonic() < until:
             self._wait_woken(until - time.monotonic())
             if len(self._signals) > 1:
                 raise _Interrupted
@@ -363,19 +379,18 @@ class Supervisor:
     def _end_with_fault(self, exc: MiniSGLError) -> None:
         """Open requests learn that the server has failed, for which the api has a few seconds; then all end."""
         role = exc.role if isinstance(exc, Fault | ServerFailed) else ""
-        if role in self._children:
-            self._children[role].kill()
-        api = self._children.get("api-0")
-        if api is not None and api.alive and "api-0" in self._ready:
-            self._ways["api-0"].send(FaultReport(role, "fault", str(exc), exc.exit_code))
-            until = time.monotonic() + FAULT_WAIT_S
-            while api.alive and not self._drained and time.monotonic() < until and len(self._signals) < 2:
-                self._drained |= any(isinstance(m, Drained) for m in self._inbox.receive(50))
+        children = self._children
+        children.kill([role])
+        told = children.living(r for r in children.api if r in children.ready)
+        children.send(told, FaultReport(role, "fault", str(exc), exc.exit_code))
+        until = time.monotonic() + FAULT_WAIT_S
+        while time.monotonic() < until and len(self._signals) < 2:
+            if self._drained.issuperset(children.living(told)):
+                break
+            self._drained.update(m.role for m in self._inbox.receive(50) if isinstance(m, Drained))
         self._stop_all()
 
     def _kill_all(self) -> None:
-        for child in self._children.values():
-            child.kill()
-        for child in self._children.values():
-            if not child.wait(STOP_S):
-                log.error("%s (pid %d) does not end", child.role, child.pid)
+        self._children.kill()
+        for child in self._children.wait(STOP_S):
+            log.error("%s (pid %d) does not end", child.role, child.pid)

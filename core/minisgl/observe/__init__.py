@@ -29,7 +29,8 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True)
 class RequestEvent:
-    """``event``: "admitted", "first_token", "ended" or "refused". ``at_ns``: monotonic clock."""
+    """``event``: "admitted", "scheduled" (its first step is submitted; again after a preemption), "first_token", "ended" or
+    "refused". ``at_ns``: monotonic clock."""
 
     uid: int
     event: str

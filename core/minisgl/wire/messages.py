@@ -3,7 +3,8 @@
 api  -- Submit, Cancel, Tokenize, Detokenize --> text -- Admit, Abort --> engine
 api <-- Accepted, Refused, Deltas, replies ----- text <-- Tokens, Ended, Refused -- engine
 api  -- Control --> engine -- Reply, Beat --> api
-child -- Hello, Ready, Progress, Beat, Drained, FaultReport --> supervisor -- Go, Ready, FaultReport, Drain, Stop --> child
+child -- Hello, Ready, Progress, Beat, Drained, FaultReport --> supervisor -- Go, Ready, FaultReport, Lost, Drain, Stop --> child
+api  -- Control "metrics" --> other api -- Reply --> api
 """
 
 from __future__ import annotations
@@ -84,6 +85,13 @@ class FaultReport:
     kind: Literal["config", "plugin", "fault", "stall"]
     text: str
     exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A text worker has died and is being started again; what it was doing is lost."""
+
+    role: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +190,6 @@ class Reply:
 
 
 Message = (
-    Hello | Go | Ready | Progress | Beat | FaultReport | Drain | Drained | Stop | Submit | Cancel | Deltas | Tokenize
+    Hello | Go | Ready | Progress | Beat | FaultReport | Lost | Drain | Drained | Stop | Submit | Cancel | Deltas | Tokenize
     | Tokenized | Detokenize | Detokenized | Admit | Abort | Tokens | Ended | Refused | Accepted | Control | Reply
 )  # fmt: skip

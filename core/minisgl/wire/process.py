@@ -77,6 +77,10 @@ class Process:
             self._outboxes[role] = Outbox(self.context, address(self.spec.folder, role))
         return self._outboxes[role].send
 
+    def to_apis(self) -> list[Callable[[Message], None]]:
+        """The ways to the api processes, by index."""
+        return [self.to(f"api-{i}") for i in range(self.settings.server.api_workers)]
+
     def tell(self, message: Message) -> None:
         """To the supervisor."""
         self.to(SUPERVISOR)(message)
