@@ -109,7 +109,8 @@ def settings_help(plugins: bool) -> str:
     for kind in KIND_SECTIONS:
         default = KINDS[kind].default
         shown = default if isinstance(default, str) else ",".join(default)
-        doc = f"{KINDS[kind].doc}{', one or a,b,c' if KINDS[kind].many else ''}: {', '.join(registry.names(kind))}"
+        several = ", one or a,b,c" if KINDS[kind].many else f", one or {m}" if (m := KINDS[kind].names_mean) else ""
+        doc = f"{KINDS[kind].doc}{several}: {', '.join(registry.names(kind))}"
         lines += _entry(spell((kind, "use"), "option"), doc, shown)
     if plugins:
         for kind in KIND_SECTIONS:

@@ -130,13 +130,16 @@ def test_plugins_of_one_kind_do_not_import_those_of_another() -> None:
     assert show(wrong) == ""
 
 
+TORCH_PACKAGES = ("minisgl_plugins.attention", "minisgl_plugins.models", "minisgl_plugins.quant")  # with their helpers
+
+
 def torch_kind_modules() -> tuple[str, ...]:
     refs = Registry.scan(bundled_only=True).refs()
     return tuple(r.target.partition(":")[0] for r in refs if KINDS[r.kind].torch)
 
 
 def test_torch_is_imported_at_module_level_only_where_devices_are_driven() -> None:
-    kinds = ("minisgl_plugins.models", "minisgl_plugins.quant", *torch_kind_modules())
+    kinds = (*TORCH_PACKAGES, *torch_kind_modules())
     allowed = (*TORCH_MODULES, "minisgl.testing", *kinds)
     wrong = (
         i
@@ -149,7 +152,7 @@ def test_torch_is_imported_at_module_level_only_where_devices_are_driven() -> No
 
 def test_torch_free_modules_leave_torch_out() -> None:
     """Import all of them in a fresh interpreter: what they import in turn counts as well."""
-    skip = (*TORCH_MODULES, "minisgl.testing", "minisgl_plugins.models", "minisgl_plugins.quant", *torch_kind_modules())
+    skip = (*TORCH_MODULES, "minisgl.testing", *TORCH_PACKAGES, *torch_kind_modules())
     names = [
         m
         for root in (CORE, PLUGINS, CLI)

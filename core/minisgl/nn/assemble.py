@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -31,9 +32,12 @@ from minisgl.runtime.graph import CudaRecorder, GraphRunner, Recorder, graph_siz
 from minisgl.runtime.kernels import OpsContext, op_table
 from minisgl.runtime.kv import KVRoom, allocate, plan_room
 from minisgl.runtime.model import Model, ModelContext, TpInfo
+from minisgl.runtime.phase import PhaseSplit
 from minisgl.runtime.rows import DeviceRows, Rows
 from minisgl.runtime.sampling import Sampler, SamplerContext
 from minisgl.runtime.worker import Worker
+
+log = logging.getLogger(__name__)
 
 
 def build_worker(
@@ -60,7 +64,8 @@ def build_worker(
     model_len = min(facts.max_len, config.limits.max_len or facts.max_len)
     heads = local_heads(facts, comm.size)
     attn_facts = _attention_facts(facts, heads, model_len, dtype, config.kv.page_size, device)
-    attn_name, attn = pick_attention(config, registry, attn_facts)
+    attention = pick_attention(config, registry, attn_facts)
+    log.info("attention: %s (%s)", attention.name, attention.why)
     create = partial(_create, config, registry)
     ops_names = pick_ops(config, registry, device, dtype)
     ops = op_table([create("ops", name, lambda s: OpsContext(s, device, dtype)) for name in ops_names])
@@ -81,20 +86,24 @@ def build_worker(
     except torch.OutOfMemoryError as exc:
         raise too_large(model, device) from exc
     model.eval()
-    picks = {"attention": attn_name, "ops": ",".join(ops_names), "sampler": sampler_name, "model": facts.arch}
+    picks = {"attention": attention.name, "ops": ",".join(ops_names), "sampler": sampler_name, "model": facts.arch}
     picks |= {"quant": quant_name} if quant is not None else {}
 
     def make(room: KVRoom) -> Worker:
-        kv = allocate(attn, spec, facts.layers, room.num_pages, device)
+        kv = allocate(attention.backends[0][1], spec, facts.layers, room.num_pages, device)
         rows = Rows(max_slots, room.max_len, room.num_pages, config.kv.page_size)
         state = DeviceRows(rows, device)
-        backend: AttentionBackend = create(
-            "attention",
-            attn_name,
-            lambda s: AttnContext(
-                attn_facts, spec, device, max_slots, room.max_len, batch_tokens, state.table, s, depth
-            ),
-        )
+        backends: list[AttentionBackend] = [
+            create(
+                "attention",
+                name,
+                lambda s: AttnContext(
+                    attn_facts, spec, device, max_slots, room.max_len, batch_tokens, state.table, s, depth
+                ),
+            )
+            for name, _ in attention.backends
+        ]
+        backend = backends[0] if len(backends) == 1 else PhaseSplit(*backends)
         sampler: Sampler = create(
             "sampler",
             sampler_name,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,40 +12,75 @@ from minisgl.config.schema import Settings
 from minisgl.plugin.registry import Registry
 from minisgl.runtime.attention import AttentionBackend, AttnFacts
 from minisgl.runtime.kernels import Ops
+from minisgl.runtime.phase import check_pair
 from minisgl.runtime.sampling import Sampler
 
 # What "auto" tries, in order.
-ATTENTION_ORDER = ("torch",)
+ATTENTION_ORDER = ("torch",)  # on any device, after those of its architecture
+ATTENTION_BY_SM: dict[
+    int, tuple[str, ...]
+] = {  # by exact compute capability x 10 (M17); "a,b": a for prefill, b for decode
+    90: ("fa,flashinfer", "flashinfer", "fa"),
+    **dict.fromkeys((80, 86, 89, 100, 103, 120), ("flashinfer",)),
+}
 OPS_ORDER = ("triton", "flashinfer", "sgl", "torch")
 SAMPLER_ORDER = ("fused", "torch")
 
 
-def pick_attention(config: Settings, registry: Registry, facts: AttnFacts) -> tuple[str, type[AttentionBackend]]:
-    """The configured backend, or with ``auto`` the first that supports ``facts``: what a ``prefer`` hook names, then core's.
+class AttentionPick(NamedTuple):
+    """``name`` as in the configuration. ``backends``: one, or two for prefill and decode. ``why``: for the log."""
+
+    name: str
+    backends: tuple[tuple[str, type[AttentionBackend]], ...]
+    why: str
+
+
+def pick_attention(config: Settings, registry: Registry, facts: AttnFacts) -> AttentionPick:
+    """The configured backends, or with ``auto`` the first that support ``facts``: what a ``prefer`` hook names, then core's.
 
     Raises: ConfigError with each backend's reason; PluginError if a named one is unknown or broken.
     """
     names = config.use("attention")
-    if len(names) != 1:
-        raise ConfigError(f"attention.use={names!r} is not supported in this version; name one backend or auto")
-    auto = names[0] == "auto"
-    reasons = []
-    preferred = registry.preferred("attention", facts, registry.names("attention")) if auto else None
-    order = dict.fromkeys([*([preferred] if preferred else []), *ATTENTION_ORDER])
-    for name in order if auto else names:
-        try:
-            cls: type[AttentionBackend] = registry.load("attention", name)
-        except PluginError as exc:
-            if not auto:
-                raise
-            reasons.append(f"{name}: {exc}")
-            continue
-        reason = cls.supports(facts)
+    if len(names) > 2:
+        raise ConfigError(f"attention.use={names!r} is not valid: name one backend, two (prefill,decode), or auto")
+    if names != ("auto",):
+        reason, backends = _serves(registry, names, facts)
         if reason is None:
-            return name, cls
-        reasons.append(f"{name}: {reason}")
-    raise ConfigError(
-        f"attention={names[0]!r} cannot serve this model: {'; '.join(reasons)}; "
+            return AttentionPick(",".join(names), backends, "configured")
+        raise _cannot_serve(",".join(names), [reason], registry)
+    asked = registry.preferred("attention", facts, registry.names("attention"))
+    where = f"compute capability {facts.sm / 10:.1f}" if facts.sm else f"device {facts.device}"
+    reasons: list[str] = []
+    for name in dict.fromkeys([*([asked] if asked else []), *ATTENTION_BY_SM.get(facts.sm, ()), *ATTENTION_ORDER]):
+        try:
+            reason, backends = _serves(registry, tuple(name.split(",")), facts)
+        except PluginError as exc:
+            reason, backends = f"{name}: {exc}", ()
+        if reason is None:
+            why = "a plugin prefers it" if name == asked else f"auto on {where}"
+            return AttentionPick(name, backends, "; ".join([why, *(f"not {r}" for r in dict.fromkeys(reasons))]))
+        reasons.append(reason)
+    raise _cannot_serve("auto", reasons, registry)
+
+
+def _serves(
+    registry: Registry, names: Sequence[str], facts: AttnFacts
+) -> tuple[str | None, tuple[tuple[str, type[AttentionBackend]], ...]]:
+    """Why backends ``names`` cannot serve together, or None; and their classes. Raises: PluginError, ConfigError."""
+    backends: tuple[tuple[str, type[AttentionBackend]], ...] = tuple(
+        (name, registry.load("attention", name)) for name in names
+    )
+    for name, cls in backends:
+        if (reason := cls.supports(facts)) is not None:
+            return f"{name}: {reason}", backends
+    if len(backends) == 2:
+        check_pair(names, backends[0][1], backends[1][1], facts)
+    return None, backends
+
+
+def _cannot_serve(name: str, reasons: Sequence[str], registry: Registry) -> ConfigError:
+    return ConfigError(
+        f"attention={name!r} cannot serve this model: {'; '.join(dict.fromkeys(reasons))}; "
         f"registered: {', '.join(map(repr, registry.names('attention')))}"
     )
 

@@ -17,7 +17,7 @@ def group(kind: str, major: int = API_MAJOR) -> str:
 @dataclass(frozen=True, slots=True)
 class Kind:
     """``base``: ``module:class`` every plugin of this kind derives from; None while nothing uses the kind yet, and then
-    selecting one is refused. ``many``: config names a list. ``torch``: may import torch at module level.
+    selecting one is refused. ``many``: config names a list; ``most``: else at most so many names, which ``names_mean``. ``torch``: may import torch at module level.
     ``roles``: processes that load it. ``default``: what ``auto`` and an unset ``use`` mean."""
 
     name: str
@@ -27,6 +27,8 @@ class Kind:
     torch: bool = False
     roles: tuple[str, ...] = ("engine",)
     default: str | tuple[str, ...] = "auto"
+    most: int = 1
+    names_mean: str = ""
     by_config: bool = True  # a section [kind] with `use`; False: chosen by the model, a reference or a command line
 
 
@@ -42,7 +44,14 @@ KINDS: dict[str, Kind] = {
             by_config=False,
         ),
         Kind("tokenizer", "minisgl.text.tokenizer:Tokenizer", "tokenizers", roles=("text",), default="hf"),
-        Kind("attention", "minisgl.runtime.attention:AttentionBackend", "attention backends", torch=True),
+        Kind(
+            "attention",
+            "minisgl.runtime.attention:AttentionBackend",
+            "attention backends",
+            torch=True,
+            most=2,
+            names_mean="two: prefill,decode",
+        ),
         Kind("ops", "minisgl.runtime.kernels:Ops", "kernels under the layers", many=True, torch=True),
         Kind("sampler", "minisgl.runtime.sampling:Sampler", "samplers", torch=True),
         Kind("cache", "minisgl.sched.cache:CachePolicy", "cache policies", default="radix"),
