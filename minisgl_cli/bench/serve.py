@@ -73,7 +73,7 @@ def run(argv: list[str]) -> int:
             raise ConfigError("--plot draws latency over the rate; --rate inf has no place on it")
     source, requests = requests_of(args)
     slo = Slo(args.slo_ttft, args.slo_itl)
-    key = loaded.settings.server.api_key.get_secret_value()
+    key = loaded.settings.server.api_key.get_secret_value().split(",")[0].strip()
     with server_of(args, argv, loaded, key) as server:
         check_room(server, requests)
         asking = Asking(target(server.url, key), server.model, args.vocab, args.temperature, args.timeout_s)

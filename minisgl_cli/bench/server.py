@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from minisgl.base.errors import EXIT_CONFIG, ConfigError, Fault
 
-READY = re.compile(r"^ready: (http://\S+)\s+(.*)$")
+READY = re.compile(r"^ready: (https?://\S+)\s+(.*)$")
 STOP_S = 60.0  # from SIGTERM to SIGKILL: the server's own limits are below
 
 

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 
 from minisgl.testing.bytemodel import write_byte_model
 from minisgl.testing.server import Server
+from minisgl_cli.bench import BENCHES
+from minisgl_cli.options import parse
 from minisgl_cli.simulate.calibrate import calibrate
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +97,23 @@ def test_options_in_commands_exist(words: list[str]) -> None:
     command = [sys.executable, "-m", "minisgl_cli", "config", "check", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def measurements() -> list[Any]:
+    """Lines that run a benchmark or generate, as arguments of ``minisgl``."""
+    lines = [line for p in blocks("bash") for line in p.values[0].splitlines()]
+    found = [
+        line[line.index("minisgl ") :]
+        for line in lines
+        if re.search(r"^(nsys profile )?minisgl (bench|generate)", line)
+    ]
+    return [pytest.param(shlex.split(line, comments=True)[1:], id=line[8:70]) for line in found]
+
+
+@pytest.mark.parametrize("words", measurements())
+def test_measurements_take_their_options(words: list[str]) -> None:
+    module, rest = ("minisgl_cli.generate", words[1:]) if words[0] == "generate" else (BENCHES[words[1]][0], words[2:])
+    parse(rest, verb=" ".join(words[:2]), extra=import_module(module).arguments)
 
 
 def simulations() -> list[Any]:
