@@ -130,7 +130,9 @@ def test_plugins_of_one_kind_do_not_import_those_of_another() -> None:
     assert show(wrong) == ""
 
 
-TORCH_PACKAGES = ("minisgl_plugins.attention", "minisgl_plugins.models", "minisgl_plugins.quant")  # with their helpers
+TORCH_PACKAGES = tuple(
+    f"minisgl_plugins.{p}" for p in ("attention", "models", "ops", "quant", "sampler")
+)  # helpers too
 
 
 def torch_kind_modules() -> tuple[str, ...]:
