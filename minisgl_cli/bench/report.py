@@ -16,28 +16,24 @@ from typing import Any
 
 from minisgl.base.errors import ConfigError
 
-KERNELS = (
-    "flashinfer-python",
-    "sglang-kernel",
-    "sgl-kernel",
-    "triton",
-)  # optional packages that decide how fast a GPU is
+# Optional packages that decide how fast a GPU is: distribution -> module.
+KERNELS = {"flashinfer-python": "flashinfer", "sglang-kernel": "sgl_kernel", "triton": "triton"}
 
 
 def environment() -> dict[str, Any]:
     """What a figure depends on: versions, the machine, the date."""
     packages = {name: version(name) for name in ("minisgl", "torch", "transformers", "numpy")}
-    kernels = {name: found for name in KERNELS if (found := installed(name)) is not None}
+    kernels = {name: found for name, module in KERNELS.items() if (found := installed(name, module)) is not None}
     machine = {"python": platform.python_version(), "cpus": len(os.sched_getaffinity(0))}
     return {**packages, **kernels, **machine, **gpu(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
-def installed(package: str) -> str | None:
-    """Its version; None if it is not there."""
+def installed(package: str, module: str) -> str | None:
+    """Its version, also of one that was copied without its metadata and is in use; None if it is not there."""
     try:
         return version(package)
     except PackageNotFoundError:
-        return None
+        return getattr(sys.modules.get(module), "__version__", None)
 
 
 def gpu() -> dict[str, Any]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from minisgl.testing.bytemodel import write_byte_model
 from minisgl_cli.bench.drive import device_counters, replays_per_step
+from minisgl_cli.bench.report import installed
 from minisgl_cli.bench.workloads import WORKLOADS, Job, Workload
 from minisgl_cli.main import main
 
@@ -136,3 +139,12 @@ def test_a_workload_longer_than_the_context_is_refused(tmp_path: Path, capsys: p
     argv = ["bench", "offline", "--model", str(model), "--load-format", "dummy", "--engine.threads", "1"]
     assert main([*argv, "--workload", "prefill-32k"]) == 78
     assert "requests of up to 32769 tokens and the context here is 4096" in capsys.readouterr().err
+
+
+def test_versions_are_of_what_is_installed_or_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert installed("pytest", "pytest") == pytest.__version__
+    assert installed("no-such-package", "no_such_module") is None
+    copied = ModuleType("no_such_module")
+    copied.__version__ = "4.2"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "no_such_module", copied)
+    assert installed("no-such-package", "no_such_module") == "4.2"
