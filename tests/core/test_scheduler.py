@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 
 from minisgl.base.errors import CacheError, ConfigError
-from minisgl.base.types import I32, Admit, Ended, Finish, Limits, ReqState, SamplingSpec, StepPlan, StepResult, Tokens
+from minisgl.base.types import (
+    I32,
+    Admit,
+    Ended,
+    Finish,
+    Limits,
+    Refused,
+    ReqState,
+    SamplingSpec,
+    StepPlan,
+    StepResult,
+    Tokens,
+)
 from minisgl.engine.loop import LoopContext, StepLoop
 from minisgl.engine.port import Abort
 from minisgl.sched.builder import Builder
@@ -110,16 +122,21 @@ class Lab(SimEngine):
 def test_a_prompt_without_tokens_is_refused() -> None:
     lab = Lab()
     lab.give(ask(1, 0))
-    assert lab.refused[1].status == 400
-    assert lab.refused[1].message == "the prompt has no tokens; at least 1 is needed"
+    message = "the prompt has no tokens; at least 1 is needed"
+    assert lab.refused[1] == Refused(1, 400, message, "invalid_value", "prompt")
     assert lab.scheduler.idle
+
+
+def test_a_request_for_no_token_is_refused() -> None:
+    refused = Lab().scheduler.admit(ask(1, 5, max_new=0))
+    assert refused == Refused(1, 400, "max_new = 0; at least 1 is needed", "invalid_value")
 
 
 def test_an_overlong_prompt_is_refused_with_both_numbers() -> None:
     lab = Lab(max_len=40)
     lab.give(ask(1, 40), ask(2, 39))
-    assert lab.refused[1].message == "the prompt has 40 tokens; this server takes at most 39"
-    assert (lab.refused[1].status, lab.refused[1].code) == (400, "context_length_exceeded")
+    message = "the prompt has 40 tokens; this server takes at most 39"
+    assert lab.refused[1] == Refused(1, 400, message, "context_length_exceeded", "prompt")
     assert 2 not in lab.refused
 
 
@@ -134,7 +151,7 @@ def test_a_running_uid_is_refused_and_the_first_goes_on() -> None:
     """M15: ids are unique."""
     lab, a = Lab(), ask(1, 9)
     lab.give(a, ask(1, 5))
-    assert lab.refused[1].message == "request 1 is running already; a request id is used once"
+    assert lab.refused[1] == Refused(1, 400, "request 1 is running already; a request id is used once")
     lab.finish()
     lab.check(a)
 
@@ -170,6 +187,22 @@ def test_the_prompt_is_copied_at_admission() -> None:
     buffer[:] = 0
     lab.finish()
     lab.check(ask(1, 9, max_new=3))
+
+
+def test_what_a_policy_sees_of_a_prompt_is_int32_and_read_only() -> None:
+    """Also after a preemption, when it includes what was emitted."""
+    lab = Lab()
+    lab.give(Admit(1, np.arange(9), SamplingSpec(max_new=8)))  # type: ignore[arg-type]
+    [r] = lab.scheduler.view.waiting()
+    lab.step()
+    lab.step()
+    for n in (9, 11):
+        assert (r.ids.dtype, len(r.ids)) == (np.int32, n)
+        with pytest.raises(ValueError, match="read-only"):
+            r.ids[0] = 1
+        assert Builder(lab.scheduler).preempt(r) == (n == 9)
+    lab.finish()
+    lab.check(ask(1, 9))
 
 
 # --------------------------------------------------------------------------------------------------------------- chunks
@@ -583,6 +616,21 @@ def test_outputs_go_to_their_owner_in_order_and_once() -> None:
     assert lab.scheduler.take_outputs() == {}
 
 
+def test_a_row_stops_by_its_own_token_beside_one_that_has_ended() -> None:
+    """What the step gave to the ended row is left out of tokens, stops and owners alike."""
+    lab = Lab()
+    lab.give(ask(1, 5, owner=1), ask(2, ints([7] * 5)))
+    lab.scheduler.schedule()
+    lab.scheduler.abort(1)
+    lab.scheduler.commit(StepResult(0, ints([11, 12]), np.array([False, True])))
+    out = lab.scheduler.take_outputs()
+    assert out[1] == [Ended(1, Finish.ABORT, 5, 0, 0)]
+    tokens, end = out[0]
+    assert isinstance(tokens, Tokens)
+    assert (tokens.step, tokens.uids.tolist(), tokens.tokens.tolist()) == (0, [2], [12])
+    assert end == Ended(2, Finish.STOP, 5, 1, 0)
+
+
 def test_commits_out_of_order_are_an_error() -> None:
     """I1."""
     lab = Lab()
@@ -664,13 +712,35 @@ def test_the_youngest_of_lowest_priority_is_preempted() -> None:
 
 
 def test_a_prompt_preempted_amid_prefill_is_not_cached() -> None:
-    """Its second page is half computed."""
-    lab, a = Lab(policy=build(ChunkedScheduler, max_chunk=6)), ask(1, 20)
+    """Its second page is half computed. Also not when it had been computed once, and its pages were evicted."""
+    lab, a = Lab(policy=build(ChunkedScheduler, max_chunk=6)), ask(1, 20, max_new=12)
     lab.give(a)
-    lab.step()
-    [r] = lab.scheduler.view.prefilling()
+    for n_steps in (1, 6, 1):
+        for _ in range(n_steps):
+            lab.step()
+        [r] = [*lab.scheduler.view.prefilling(), *lab.scheduler.view.decoding()]
+        prefills = r.state is ReqState.PREFILL
+        assert Builder(lab.scheduler).preempt(r)
+        lab.scheduler.audit()
+        assert prefills == (n_steps == 1)
+        assert lab.scheduler.clear_cache() == (0 if prefills else 5)
+        assert lab.count("free") == 64
+    assert lab.count("preemptions") == 3
+    lab.finish()
+    lab.check(a)
+
+
+def test_the_output_of_a_preempted_request_is_cached() -> None:
+    """All its full pages: 9 prompt tokens and the first 7 of 8 emitted have their KV."""
+    lab, a = Lab(), ask(1, 9, max_new=20)
+    lab.give(a)
+    for _ in range(8):
+        lab.step()
+    [r] = lab.scheduler.view.decoding()
     assert Builder(lab.scheduler).preempt(r)
-    assert (lab.count("evictable"), lab.count("free")) == (0, 64)
+    assert lab.count("evictable") == 4
+    plan = lab.step()
+    assert (plan.init[0].kv_len, plan.init[0].emitted, plan.spans[0].n_new) == (16, 8, 1)
     lab.finish()
     lab.check(a)
 
@@ -730,6 +800,63 @@ def test_a_step_in_flight_is_not_taken_for_a_stall() -> None:
         assert lab.launch() is None
     lab.finish()
     lab.check(ask(1, 5, max_new=1), ask(2, ints([3] * 5), max_new=1))
+
+
+def test_only_passes_in_a_row_are_a_stall() -> None:
+    """Every other pass plans nothing, with nothing in flight."""
+
+    class Slow(ChunkedScheduler):
+        passes = 0
+
+        def plan(self, v: SchedView, b: StepBuilder) -> None:
+            self.passes += 1
+            b.decode(self.passes % 2 == 0)
+            if self.passes % 2 == 0:
+                super().plan(v, b)
+
+    lab = Lab(policy=build(Slow), slots=1)
+    admits = [ask(uid, ints([uid] * 5), max_new=1) for uid in range(4)]
+    lab.give(*admits)
+    for _ in admits:
+        assert lab.launch() is None
+        lab.step()
+    lab.check(*admits)
+
+
+def test_counts_are_of_pages_requests_and_totals() -> None:
+    """Three rows in pages of 4: one decodes, one prefills, one has ended with its step in flight; one waits."""
+    lab = Lab(slots=3, batch=16, pages=32, policy=build(ChunkedScheduler, max_chunk=10))
+    lab.give(ask(1, 9), ask(2, ints([7] * 30)), ask(3, ints([8] * 5)), ask(4, ints([9] * 5)))
+    lab.step()
+    lab.launch()
+    lab.launch()
+    lab.scheduler.abort(3)
+    counts = dict(lab.scheduler.counts())
+    assert counts == {
+        "free": 32 - 3 - 7 - 2,  # rows of 11, 7 + 10 + 10 and 6 tokens
+        "held": 0,
+        "evictable": 0,
+        "locked": 3,
+        "waiting": 1,
+        "running": 2,
+        "prefilling": 1,
+        "decoding": 1,
+        "in_flight": 2,
+        "cached_tokens_total": 0,
+        "prompt_tokens_total": 9 + 30 + 5,
+        "preemptions": 0,
+        "cache_queries": 3,
+        "cache_hit_tokens": 0,
+        "cache_evicted_pages": 0,
+    }
+    lab.finish()
+
+
+def test_an_audit_finds_a_lost_page() -> None:
+    lab = Lab()
+    lab.pages.take(1)
+    with pytest.raises(AssertionError, match=r"pages without an owner: \{0\}"):
+        lab.scheduler.audit()
 
 
 def test_counts_say_what_the_cache_was_asked_gave_and_gave_up() -> None:
@@ -806,6 +933,23 @@ def test_a_policy_sees_exact_numbers_and_is_denied_what_cannot_be() -> None:
     assert (log[7].tokens, log[7].done) == (1, True)  # type: ignore[attr-defined]
     assert log[9].deny is Deny.SLOTS  # type: ignore[attr-defined]
     assert log[11] == (1, 1, 3, 5, Deny.BUSY)
+
+
+def test_a_policy_that_keeps_an_old_request_gets_nothing_for_it() -> None:
+    """Its uid may be another's by now."""
+    lab = Lab()
+    lab.give(ask(1, 9))
+    [old] = lab.scheduler.view.waiting()
+    lab.finish()
+    del lab.ended[1]
+    lab.give(ask(1, 9))
+    builder = Builder(lab.scheduler)
+    assert builder.prefill(old).deny is Deny.BUSY
+    assert not builder.preempt(old)
+    assert lab.scheduler.view.cached(old) == 0
+    [new] = lab.scheduler.view.waiting()
+    assert lab.scheduler.view.cached(new) == 8
+    assert builder.prefill(new).tokens == 1
 
 
 def test_what_a_policy_sees_cached_shrinks_with_evictions() -> None:
