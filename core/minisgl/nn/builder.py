@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import TypeVar
 
@@ -11,12 +12,13 @@ from torch import Tensor
 from minisgl.base.errors import ConfigError
 from minisgl.base.facts import ModelFacts, MoEFacts
 from minisgl.base.parallel import check_tp
-from minisgl.nn.experts import QuantExperts
+from minisgl.nn.experts import PackedExperts
 from minisgl.nn.layers import Attention, Embedding, Experts, Head, Linear, Norm, QKVLinear, SiluMul
+from minisgl.nn.packed import pack, packs
 from minisgl.nn.parallel import RowLinear, SplitExperts, SplitQKVLinear, VocabEmbedding, VocabHead
 from minisgl.nn.rope import cos_sin_table
 from minisgl.runtime.comm import Comm
-from minisgl.runtime.quant import QuantMethod
+from minisgl.runtime.quant import Apply, QuantMethod
 
 L = TypeVar("L", bound=Linear)
 
@@ -90,12 +92,18 @@ class Builder:
     def experts(self) -> Experts:
         """The gated MLPs that ``router`` chooses from."""
         self._check_act()
-        if self.quant is not None and self.quant.experts:
-            pack = partial(self.quant.linear, head=False)
-            return QuantExperts(self.facts.hidden, self._moe, self.dtype, self.comm, pack)
+        f, product = self.facts, self._expert_pack()
+        if product is not None:
+            return PackedExperts(f.hidden, self._moe, self.dtype, self.comm, product)
         if self._alone:
-            return Experts(self.facts.hidden, self._moe, self.dtype)
-        return SplitExperts(self.facts.hidden, self._moe, self.dtype, self.comm)
+            return Experts(f.hidden, self._moe, self.dtype)
+        return SplitExperts(f.hidden, self._moe, self.dtype, self.comm)
+
+    def _expert_pack(self) -> Callable[[Tensor], Apply | None] | None:
+        """What makes the products of experts; None: the op ``moe`` has them."""
+        if self.quant is not None and self.quant.experts:
+            return partial(self.quant.linear, head=False)
+        return pack if packs(self.device, self.dtype) else None
 
     @property
     def _moe(self) -> MoEFacts:

@@ -34,11 +34,12 @@ def one_by_one(rows: Tensor, ids: Tensor, experts: int, mlp: Callable[[int, Tens
     return torch.cat([mlp(e, part) for e, part in enumerate(torch.split(rows, sizes)) if part.shape[0]])
 
 
-class QuantExperts(Experts):
-    """Experts whose two products are quantized when they are loaded (``pack``); the float weights are then gone."""
+class PackedExperts(Experts):
+    """Experts whose two products are quantized, or packed for the CPU, when they are loaded; the weights are then gone.
+    ``pack``: makes a product from a weight; never None here. The op ``moe`` works on plain weights, and is not called."""
 
     def __init__(
-        self, hidden: int, moe: MoEFacts, dtype: torch.dtype, comm: Comm, pack: Callable[[Tensor], Apply]
+        self, hidden: int, moe: MoEFacts, dtype: torch.dtype, comm: Comm, pack: Callable[[Tensor], Apply | None]
     ) -> None:
         super().__init__(hidden, moe, dtype)
         self.comm, self.pack = comm, pack
@@ -46,10 +47,14 @@ class QuantExperts(Experts):
 
     def finish(self) -> None:
         super().finish()
-        self._products = [
-            (self.pack(up), self.pack(down)) for up, down in zip(self.gate_up.detach(), self.down.detach())
-        ]
+        both = zip(self.gate_up.detach(), self.down.detach())
+        self._products = [(self._made(gate_up), self._made(down)) for gate_up, down in both]
         del self.gate_up, self.down
+
+    def _made(self, weight: Tensor) -> Apply:
+        product = self.pack(weight)
+        assert product is not None, f"no product for a weight of {weight.dtype} on {weight.device}"
+        return product
 
     def forward(self, x: Tensor, logits: Tensor, b: ForwardBatch) -> Tensor:
         def mlp(expert: int, rows: Tensor) -> Tensor:

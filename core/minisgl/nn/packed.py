@@ -20,7 +20,7 @@ _ROWS = 16  # the row count the packing is told; it serves every other as well
 def pack(weight: Tensor) -> Apply | None:
     """A function that multiplies by ``weight`` [outputs, inputs] from a packed copy; None where there is no packing for its
     device and dtype. The caller may then drop the weight itself."""
-    if weight.device.type != "cpu" or not _supported(weight.dtype):
+    if not packs(weight.device, weight.dtype):
         return None
     reorder, linear = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise
     packed = reorder(weight.detach(), _ROWS)
@@ -32,9 +32,10 @@ def pack(weight: Tensor) -> Apply | None:
     return apply
 
 
-def _supported(dtype: torch.dtype) -> bool:
+def packs(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether ``pack`` has a packing for weights there."""
     x86 = platform.machine().lower() in ("x86_64", "amd64")  # elsewhere torch may be built with another library
-    if not x86 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if device.type != "cpu" or not x86 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

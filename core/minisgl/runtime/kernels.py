@@ -31,7 +31,7 @@ class Ops(Component):
     ``moe(x, logits, gate_up, down, top_k, renormalize)`` -> [n, hidden], a mixture of experts: ``logits`` [n, experts] of the
     router, ``gate_up`` [experts, 2 * m, hidden] (gate rows, then up rows), ``down`` [experts, hidden, m]. A token's weights are
     the ``top_k`` largest of the softmax over all experts, in float32, divided by their sum if ``renormalize``; an expert is
-    ``silu_mul`` between its two products.
+    ``silu_mul`` between its two products. It is not called for experts that are quantized, or packed for a CPU.
 
     Ops that a table may have in place of several of the above, used where they are:
     ``qk_norm_rope_store(q, k, v, q_weight, k_weight, eps, pos, cos_sin, kv, loc)`` -> q: norms the heads of q and k (not if

@@ -13,6 +13,7 @@ from minisgl.api.device import OpsContext, QuantContext, QuantMethod
 from minisgl.base.errors import ConfigError, UnknownPlugin
 from minisgl.config.load import load_settings
 from minisgl.config.schema import Settings
+from minisgl.nn.packed import pack
 from minisgl.nn.quant import make_quant
 from minisgl.plugin.registry import Registry
 from minisgl.testing.checkpoints import llama_checkpoint, llama_config, make_worker, random_checkpoint
@@ -110,7 +111,7 @@ def test_a_method_that_leaves_experts_alone_gets_float_ones(tmp_path):
     registry.add("quant", "floats", Floats)
     local, prompt = checkpoint("Qwen3Moe", tmp_path), random_prompt(199)
     worker = make_worker(local, using("floats"), registry=registry)
-    assert "model.layers.0.mlp.experts.gate_up" in dict(worker.model.named_parameters())
+    assert worker.model.model.layers[0].mlp.experts.pack is pack  # as without a method
     same, plain = (greedy_rows(local, prompt, 1, registry, settings=s)[0][0] for s in (using("floats"), {}))
     assert torch.allclose(same, plain, rtol=1e-4, atol=1e-4)
 
@@ -118,13 +119,13 @@ def test_a_method_that_leaves_experts_alone_gets_float_ones(tmp_path):
 def test_an_experts_rows_do_not_change_with_their_neighbours_in_int8(tmp_path):
     """P1: to the bit, as for other layers."""
     from minisgl.base.facts import MoEFacts
-    from minisgl.nn.experts import QuantExperts
+    from minisgl.nn.experts import PackedExperts
     from minisgl.runtime.comm import NoComm
 
     method = Int8Quant(QuantContext(Int8Quant.Settings(), torch.device("cpu"), torch.float32))
     g = torch.Generator().manual_seed(2)
     moe = MoEFacts.from_hf({**MOE, "num_hidden_layers": 2})
-    layer = QuantExperts(56, moe, torch.float32, NoComm(), lambda w: method.linear(w, head=False))
+    layer = PackedExperts(56, moe, torch.float32, NoComm(), lambda w: method.linear(w, head=False))
     gate_up, down = torch.randn(8 * 48, 56, generator=g) / 8, torch.randn(8 * 56, 24, generator=g) / 8
     layer.gate_up, layer.down = torch.nn.Parameter(gate_up), torch.nn.Parameter(down)
     layer.finish()
