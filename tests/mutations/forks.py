@@ -36,11 +36,13 @@ SLOWER, EXTRA_SECONDS = 5.0, 2.0  # a test may take SLOWER times as long as with
 
 @dataclass(frozen=True)
 class Mutant:
-    """``make``: gives the whole text of ``file``, a path from the root of the repository, with ``function`` mutated."""
+    """``make`` gives the text of ``file``, a path from the root of the repository, with ``function`` mutated; ``original``
+    is the text without."""
 
     name: str
     file: str
     function: str
+    original: str
     make: Callable[[], str]
 
     @cached_property
@@ -50,8 +52,7 @@ class Mutant:
     @cached_property
     def change(self) -> str:
         """The lines that differ: ``was  ->  is``."""
-        old = (ROOT / self.file).read_text().splitlines()
-        diff = list(difflib.unified_diff(old, self.code.splitlines(), n=0, lineterm=""))[2:]
+        diff = list(difflib.unified_diff(self.original.splitlines(), self.code.splitlines(), n=0, lineterm=""))[2:]
         sides = (" ".join(line[1:].strip() for line in diff if line.startswith(sign)) for sign in "-+")
         return "  ->  ".join(sides)
 

@@ -59,7 +59,7 @@ def mutants_of(file: str) -> list[Mutant]:
         if (function := functions.get(m.contained_by_top_level_function)) is not None:
             numbers[function] += 1
             name = f"{Path(file).stem}.{function}#{numbers[function]}"
-            out.append(Mutant(name, file, function, partial(_mutated, wrapper.module, m)))
+            out.append(Mutant(name, file, function, text, partial(_mutated, wrapper.module, m)))
     return out  # without those of modules and classes: what is imported already is not made again
 
 

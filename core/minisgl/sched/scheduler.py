@@ -101,7 +101,6 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step. Returns: None if there is nothing to do before the next commit or arrival."""
-        self._drain()
         self._builder.begin()
         if self.waiting or self.prefilling:
             call(self.policy.plan, self.view, self._builder)
