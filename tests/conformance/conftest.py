@@ -126,7 +126,7 @@ class Served:
         tokenizer = make_tokenizer(settings, self.registry, model)
         assert tokenizer is not None
         self.tokenizer: Tokenizer = tokenizer
-        self.text = make_processor(settings, self.registry, tokenizer, self.engine.info)
+        self.text = make_processor(settings, self.registry, model, tokenizer, self.engine.info)
         self.client = EngineClient(
             [self._to_text],
             self._to_engine,

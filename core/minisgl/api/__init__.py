@@ -14,6 +14,7 @@ from minisgl.base.errors import (
     RequestError,
 )
 from minisgl.base.facts import ModelFacts, MoEFacts, RopeFacts, WindowFacts
+from minisgl.base.grammar import Grammar, GrammarContext, Matcher, Outline
 from minisgl.base.types import (
     I32,
     NO_PAGES,
@@ -24,6 +25,7 @@ from minisgl.base.types import (
     ExecInfo,
     Finish,
     GenerateRequest,
+    GrammarSpec,
     Limits,
     LocalModel,
     ParseSpec,
@@ -69,7 +71,7 @@ from minisgl.sched.policy import (
 )
 from minisgl.text.decode import ByteDecoder, WindowDecoder, gpt2_alphabet
 from minisgl.text.hold import Words
-from minisgl.text.parser import OutputParser, ParserContext
+from minisgl.text.parser import OutputParser, ParserContext, Terminal
 from minisgl.text.source import ModelSource, SourceContext
 from minisgl.text.tokenizer import Decoder, Tokenizer, TokenizerContext
 
@@ -78,12 +80,12 @@ __all__ = [
     "CachePolicy", "CacheStats", "CapacityError", "ClientGone", "Command", "CommandContext", "Component", "ConfigError",
     "Decoder", "Delta", "Deny", "EmptyLease", "EngineClient", "EngineInfo", "EngineOps", "EventStream", "Exchange",
     "ExecContext", "ExecHealth", "ExecInfo", "Executor", "Fault", "Fields", "Finish", "Frontend", "FrontendContext",
-    "GenerateRequest", "Grant", "HttpFrontend", "Inserted", "Lease", "Limits", "LocalModel", "LoopContext",
-    "MiniSGLError", "MoEFacts", "ModelError", "ModelFacts", "ModelSource", "Observer", "ObserverContext", "OutputParser", "ParseSpec", "ParserContext", "Part", "PluginError",
+    "GenerateRequest", "Grammar", "GrammarContext", "GrammarSpec", "Grant", "HttpFrontend", "Inserted", "Lease", "Limits", "LocalModel", "LoopContext",
+    "Matcher", "MiniSGLError", "MoEFacts", "ModelError", "ModelFacts", "ModelSource", "Observer", "ObserverContext", "Outline", "OutputParser", "ParseSpec", "ParserContext", "Part", "PluginError",
     "PluginSettings", "ReplicaLoad", "ReqState", "ReqView", "RequestError", "RequestEvent", "RopeFacts", "Router",
     "RouterContext", "RowInit", "SamplingParams",
     "SamplingSpec", "SchedContext", "SchedView", "SchedulerPolicy", "SourceContext", "Span", "StepBuilder", "StepLoop",
-    "StepPlan", "StepResult", "StepStats", "Ticket", "Tokenizer", "TokenizerContext", "Usage", "WindowDecoder", "WindowFacts",
+    "StepPlan", "StepResult", "StepStats", "Terminal", "Ticket", "Tokenizer", "TokenizerContext", "Usage", "WindowDecoder", "WindowFacts",
     "Words",
     "as_array", "as_integer", "as_number", "as_object", "as_string", "bounds", "gpt2_alphabet", "invalid_type",
     "one_of", "route", "unavailable",

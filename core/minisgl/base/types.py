@@ -64,7 +64,8 @@ class SamplingSpec:
 class Admit:
     """A request as it enters the engine. ``ids``: [num_tokens] int32 prompt. ``owner``: index of the text worker that gets
     the output. Requests in different namespaces share no cached page. Higher ``priority`` goes first. ``key``: whose request
-    it is, for policies that share between users; empty: nobody's in particular."""
+    it is, for policies that share between users; empty: nobody's in particular. ``grammar``: what the output is held to, as the
+    grammar plugin compiled it; empty: nothing."""
 
     uid: int
     ids: I32
@@ -74,6 +75,7 @@ class Admit:
     namespace: bytes = b""
     arrived_ns: int = 0
     key: str = ""
+    grammar: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,13 +221,30 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """What an answer is held to. ``kind`` and its ``text``: "json_schema": the schema, as JSON; "json_object": ""; "regex": of
+    all the answer; "choice": a JSON list of strings; "grammar": Lark or GBNF. ``strict``: refuse what cannot be enforced in full,
+    instead of leaving it out. ``param``: the request's field, for error messages."""
+
+    kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+    text: str = ""
+    strict: bool = False
+    param: str = "response_format"
+
+
+@dataclass(frozen=True, slots=True)
 class ParseSpec:
     """What the output is taken apart into. ``reasoning``: what the model thinks before it answers; ``calls``: tool calls, of
-    the tools in the request's ``template``. ``max_calls``: the output ends after so many; None: no limit."""
+    the tools in the request's ``template``. ``max_calls``: the output ends after so many; None: no limit. ``required``: it must
+    be calls and nothing else. ``names``: of the tools that may be called then; empty: all. ``strict``: of the tools whose
+    arguments must be what their schema says also where nothing is required."""
 
     reasoning: bool = True
     calls: bool = False
     max_calls: int | None = None
+    required: bool = False
+    names: tuple[str, ...] = ()
+    strict: tuple[str, ...] = ()
 
 
 PartKind = Literal["content", "reasoning", "call", "arguments", "end", "broken"]
@@ -253,7 +272,8 @@ class GenerateRequest:
     ``add_special_tokens`` None: True for text, False after a chat template. ``clamp_max_tokens``: max_tokens was a default,
     so it is cut to the context instead of refused. ``key``: the user or the API key that it is counted for. ``parse``: the
     deltas have ``parts`` instead of text. ``return_prompt_ids``: Accepted has the prompt's ids. ``keep_last``: of a longer
-    prompt only so many tokens are kept, the last ones; -1: as many as leave room for the output.
+    prompt only so many tokens are kept, the last ones; -1: as many as leave room for the output. ``grammar``: what the answer
+    is held to.
     """
 
     text: str | None = None
@@ -271,6 +291,7 @@ class GenerateRequest:
     parse: ParseSpec | None = None
     return_prompt_ids: bool = False
     keep_last: int | None = None
+    grammar: GrammarSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,6 +375,7 @@ class ExecInfo:
     dtype: str
     kv_bytes: int
     picks: Mapping[str, str] = field(default_factory=dict)  # kind -> plugin chosen on the device side
+    grammars: bool = False  # it holds outputs to grammars
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,3 +397,4 @@ class EngineInfo:
     created: int
     defaults: Mapping[str, Any] = field(default_factory=dict)
     picks: Mapping[str, str] = field(default_factory=dict)  # kind -> chosen plugin
+    grammars: bool = False  # outputs can be held to grammars

@@ -100,7 +100,7 @@ class Pipeline:
             self.tokenizer = make_tokenizer(self.settings, self.registry, self.model)
             self.engine = build_engine(self.settings, self.registry, self.model, self.port, progress, observers)
         self.info: EngineInfo = self.engine.info
-        self.text = make_processor(self.settings, self.registry, self.tokenizer, self.info)
+        self.text = make_processor(self.settings, self.registry, self.model, self.tokenizer, self.info)
         self._next_uid = 0
         self._end = weakref.finalize(self, self.engine.close)  # one that is dropped gives its memory back too
 

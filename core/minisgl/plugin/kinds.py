@@ -66,6 +66,7 @@ KINDS: dict[str, Kind] = {
         Kind("quant", "minisgl.runtime.quant:QuantMethod", "quantization methods", torch=True),
         Kind("logits", None, "logits processors", many=True, torch=True, by_config=False),
         Kind("parser", "minisgl.text.parser:OutputParser", "output parsers", many=True, roles=("text",)),
+        Kind("grammar", "minisgl.base.grammar:Grammar", "grammars", roles=("text", "engine"), default="llguidance"),
         Kind("router", "minisgl.client.router:Router", "routers over several engines", roles=("cli",), by_config=False),
         Kind("hooks", None, "hook plugins", many=True, roles=("supervisor", "api", "text", "engine"), by_config=False),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from minisgl.base.errors import ConfigError
+from minisgl.base.grammar import Grammar, GrammarContext
 from minisgl.base.types import EngineInfo, LocalModel
 from minisgl.config.schema import Settings
 from minisgl.plugin.registry import Registry
@@ -27,11 +28,32 @@ def make_tokenizer(settings: Settings, registry: Registry, model: LocalModel) ->
 
 
 def make_processor(
-    settings: Settings, registry: Registry, tokenizer: Tokenizer | None, info: EngineInfo, owner: int = 0
+    settings: Settings,
+    registry: Registry,
+    model: LocalModel,
+    tokenizer: Tokenizer | None,
+    info: EngineInfo,
+    owner: int = 0,
 ) -> TextProcessor:
-    """The text side with the configured parsers. Raises: ConfigError, PluginError."""
+    """The text side with the configured parsers and grammars. Raises: ConfigError, PluginError."""
     parsers = make_parsers(settings, registry, "" if tokenizer is None else tokenizer.template)
-    return TextProcessor(tokenizer, info, owner, parsers)
+    eos = set(info.eos) | (set() if tokenizer is None else tokenizer.eos)
+    grammar = make_grammar(settings, registry, model, info.vocab, tuple(sorted(eos))) if info.grammars else None
+    return TextProcessor(tokenizer, info, owner, parsers, grammar)
+
+
+def make_grammar(
+    settings: Settings, registry: Registry, model: LocalModel, vocab: int, eos: tuple[int, ...]
+) -> Grammar | None:
+    """The configured grammar plugin on a model's tokenizer. None if the model has no tokenizer. Raises: PluginError."""
+    path = model.tokenizer_dir
+    if path is None:
+        return None
+    (name,) = settings.use("grammar")
+    made = registry.create(
+        "grammar", name, settings.options("grammar", name), lambda s: GrammarContext(s, path, vocab, eos)
+    )
+    return cast(Grammar, made)
 
 
 def chat_template(settings: Settings) -> str | None:

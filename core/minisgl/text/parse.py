@@ -108,6 +108,17 @@ class Parsers:
                 param="tools",
             )
 
+    def calls(self, spec: ParseSpec) -> OutputParser:
+        """One that has seen nothing, of the tool calls. Raises: RequestError if there is none."""
+        self.check(spec)
+        return self._chosen["calls"][1](ParserContext(None))
+
+    def reasoning_tags(self, prompt: str, continued: str) -> tuple[str, str] | None:
+        """As ``OutputParser.reasoning_tags``."""
+        if "reasoning" not in self._chosen:
+            return None
+        return self._chosen["reasoning"][1](ParserContext(None, (), prompt, continued)).reasoning_tags()
+
     def start(
         self,
         spec: ParseSpec,

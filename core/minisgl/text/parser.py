@@ -7,14 +7,16 @@ parts, joined by kind, do not depend on how the text was cut into pieces.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from minisgl.base.component import Component
+from minisgl.base.errors import RequestError
 from minisgl.base.types import Part
 
 Stage = Literal["reasoning", "calls"]
+Terminal = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,24 @@ class OutputParser(Component):
     def fits(cls, template: str) -> int:
         """How surely models with this chat template write what it parses; 0: they do not. ``auto`` takes the surest."""
         return 0
+
+    def reasoning_tags(self) -> tuple[str, str] | None:
+        """Before its first piece: the tags between which the output may think before it answers; the first is "" if the prompt
+        has begun it. None if it may not."""
+        return None
+
+    def call_rules(self, tools: Sequence[Mapping[str, Any]], many: bool, free: bool, terminal: Terminal) -> str:
+        """Rules for an output that is calls of these tools, in the Lark dialect of llguidance; the first is ``calls``.
+
+        Args: many: several calls may follow one another. free: text may come instead and between, and only what begins as
+            a call has to be one. terminal: writes a text as a terminal of the rules, special tokens in it too.
+        Raises: RequestError if this format cannot be held to rules.
+        """
+        raise RequestError(
+            "this server cannot hold tool calls of this model to a grammar; use tool_choice 'auto' without 'strict'",
+            code="unsupported_value",
+            param="tool_choice",
+        )
 
     @abstractmethod
     def push(self, delta: str, ids: Sequence[int]) -> list[Part]:

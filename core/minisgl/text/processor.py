@@ -8,34 +8,32 @@ from __future__ import annotations
 import logging
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 
 from minisgl.base.bounds import NEUTRAL
 from minisgl.base.errors import RequestError
+from minisgl.base.grammar import Grammar
 from minisgl.base.types import (
     I32,
     Accepted,
     Admit,
-    Delta,
     Ended,
     EngineInfo,
     EngineOutput,
-    Finish,
     GenerateRequest,
-    Part,
     Refused,
     SamplingParams,
     SamplingSpec,
     TextOutput,
     Tokens,
-    Usage,
 )
 from minisgl.text.decode import KeepingDecoder
+from minisgl.text.outline import Outlines, tool_functions
+from minisgl.text.output import NoText, Output
 from minisgl.text.parse import Parsers, Parsing
 from minisgl.text.stops import StopHolder
 from minisgl.text.tokenizer import Decoder, Tokenizer
@@ -44,124 +42,28 @@ from minisgl.text.validate import check_ids, check_request
 logger = logging.getLogger(__name__)
 
 
-class _NoText(Decoder):
-    """Of a model without a tokenizer: ids go out, text does not."""
-
-    def push(self, ids: Iterable[int]) -> str:
-        return ""
-
-    def finish(self) -> str:
-        return ""
-
-
-@dataclass(slots=True)
-class _Output:
-    """One running output. ``closed``: later tokens are dropped; ``muted``: nothing more is told to the client."""
-
-    uid: int
-    index: int
-    prompt_tokens: int
-    decoder: Decoder
-    stops: StopHolder | None
-    stop_ids: frozenset[int]
-    eos: frozenset[int]
-    show_stop: bool
-    completion_tokens: int = 0
-    parsing: Parsing | None = None
-    reasoning_tokens: int = 0
-    stop_token: int | None = None
-    closed: bool = False
-    muted: bool = False
-    text: list[str] = field(default_factory=list)  # not yet sent
-    ids: list[int] = field(default_factory=list)  # not yet sent
-    parts: list[Part] = field(default_factory=list)  # not yet sent
-
-    def take(self, token: int) -> bool:
-        """Add one token. Returns: whether the text is complete with it, by a stop string or a last tool call."""
-        self.completion_tokens += 1
-        self.ids.append(token)
-        shown = True
-        if token in self.stop_ids:
-            self.stop_token, self.closed = token, True
-            shown = self.show_stop
-        text = self.decoder.push((token,)) if shown else ""
-        if self.parsing is not None:
-            return self._parse(self.parsing, text, token)
-        return shown and self._add(text)
-
-    def _parse(self, parsing: Parsing, text: str, token: int) -> bool:
-        thought = parsing.thinking
-        self.parts += parsing.push(text, (token,))
-        if thought or parsing.thinking:
-            self.reasoning_tokens = self.completion_tokens
-        complete = parsing.full or parsing.matched is not None
-        self.closed |= complete
-        return complete
-
-    def _add(self, text: str) -> bool:
-        if self.stops is None:
-            self.text.append(text)
-            return False
-        self.text.append(self.stops.push(text))
-        self.closed |= self.stops.matched is not None
-        return self.stops.matched is not None
-
-    def end(self, ended: Ended) -> Delta:
-        """The last delta: what was held back, why it ended, and the counts."""
-        rest = self.decoder.finish()
-        if self.parsing is not None:
-            self.parts += self.parsing.push(rest, ())
-            self.parts += self.parsing.finish(self._why(ended.finish)[0])
-        elif not self._add(rest) and self.stops is not None:
-            self.text.append(self.stops.flush())
-        finish, reason = self._why(ended.finish)
-        return self.delta(
-            finish=finish,
-            stop_reason=reason,
-            usage=Usage(self.prompt_tokens, self.completion_tokens, ended.cached_tokens, self.reasoning_tokens),
-            error=ended.detail if finish == Finish.ERROR else "",
-        )
-
-    def _why(self, finish: Finish) -> tuple[str, str | int | None]:
-        matcher = self.stops if self.parsing is None else self.parsing
-        if matcher is not None and matcher.matched is not None:
-            return Finish.STOP.value, matcher.matched
-        if self.parsing is not None and self.parsing.full:
-            return Finish.STOP.value, None
-        if self.stop_token is not None:
-            return Finish.STOP.value, None if self.stop_token in self.eos else self.stop_token
-        return finish.value, None
-
-    def delta(self, **end: Any) -> Delta:
-        """What is new since the last one."""
-        ids = tuple(self.ids)
-        if self.parsing is None:
-            new = Delta(uid=self.uid, index=self.index, text="".join(self.text), ids=ids, **end)
-        else:
-            sent = self.completion_tokens - len(ids)
-            thought = min(max(self.reasoning_tokens - sent, 0), len(ids))
-            parts = joined(self.parts)
-            new = Delta(uid=self.uid, index=self.index, ids=ids, parts=parts, n_reasoning=thought, **end)
-        self.text, self.ids, self.parts = [], [], []
-        return new
-
-
 class TextProcessor:
     """Tokenizes requests of one text worker and turns their tokens into text.
 
     ``tokenizer`` None serves requests with token ids only. ``owner``: the worker's index, for the engine's answers.
-    ``parsers`` None: outputs are not parsed.
+    ``parsers`` None: outputs are not parsed. ``grammar`` None: they are held to no grammar.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, info: EngineInfo, owner: int = 0, parsers: Parsers | None = None
+        self,
+        tokenizer: Tokenizer | None,
+        info: EngineInfo,
+        owner: int = 0,
+        parsers: Parsers | None = None,
+        grammar: Grammar | None = None,
     ) -> None:
         self._parsers = Parsers({}) if parsers is None else parsers
+        self.outlines = Outlines(self._parsers, grammar, self._special)
         self._tokenizer = tokenizer
         self._info = info
         self._owner = owner
         self._eos = frozenset(info.eos) | (tokenizer.eos if tokenizer is not None else frozenset())  # fault A15
-        self._running: dict[int, _Output] = {}
+        self._running: dict[int, Output] = {}
 
     # -- requests in
 
@@ -179,7 +81,8 @@ class TextProcessor:
                 raise ValueError(f"{len(uids)} uids for n = {request.n}")
             text, ids = self._prompt(request)
             spec = self._spec(request, len(ids))
-            admits = [self._admit(uid, i, text, ids, spec, request) for i, uid in enumerate(uids)]
+            grammar = self.outlines.compile(request, text, continued(request))
+            admits = [self._admit(uid, i, text, ids, spec, request, grammar) for i, uid in enumerate(uids)]
         except RequestError as e:
             return [Refused(uids[0], e.status, e.message, e.code, e.param)], []
         except Exception:
@@ -191,10 +94,12 @@ class TextProcessor:
         returned = tuple(ids.tolist()) if request.return_prompt_ids else None
         return [Accepted(uids[0], len(ids), thinks, returned)], admits
 
-    def _admit(self, uid: int, index: int, text: str, ids: I32, spec: SamplingSpec, request: GenerateRequest) -> Admit:
+    def _admit(
+        self, uid: int, index: int, text: str, ids: I32, spec: SamplingSpec, request: GenerateRequest, grammar: bytes
+    ) -> Admit:
         params = request.sampling
         stops = StopHolder(params.stop, params.include_stop_str_in_output) if params.stop else None
-        self._running[uid] = _Output(
+        self._running[uid] = Output(
             uid=uid,
             index=index,
             prompt_tokens=len(ids),
@@ -214,11 +119,12 @@ class TextProcessor:
             namespace=request.cache_salt.encode(),
             arrived_ns=time.monotonic_ns(),
             key=request.key,
+            grammar=grammar,
         )
 
     def _decoder(self, request: GenerateRequest) -> Decoder:
         if self._tokenizer is None:
-            return _NoText()
+            return NoText()
         skip = request.sampling.skip_special_tokens
         decoder = self._tokenizer.decoder(skip)
         if request.parse is None or not skip:
@@ -228,19 +134,15 @@ class TextProcessor:
 
     def _special(self, tag: str) -> int | None:
         """Id of a tag that is a special token, which text usually leaves out."""
-        assert self._tokenizer is not None
-        token = self._tokenizer.token_to_id(tag)
-        return token if token is not None and not self._tokenizer.decode((token,), True) else None
+        tokenizer = self._tokenizer
+        token = None if tokenizer is None else tokenizer.token_to_id(tag)
+        return None if token is None or tokenizer is None or tokenizer.decode((token,), True) else token
 
     def _parsing(self, request: GenerateRequest, text: str, stops: StopHolder | None) -> Parsing | None:
         if request.parse is None or not self._parsers.needed(request.parse):
             return None
         tools = tool_functions(request.template.get("tools"))
-        continued = ""
-        if request.messages and request.template.get("continue_final_message"):
-            content = request.messages[-1].get("content")
-            continued = content if isinstance(content, str) else ""
-        return self._parsers.start(request.parse, stops, tools, text, continued)
+        return self._parsers.start(request.parse, stops, tools, text, continued(request))
 
     def cancel(self, uids: Iterable[int]) -> list[int]:
         """The client is gone: nothing more is told of these. Returns: those to abort in the engine."""
@@ -348,7 +250,9 @@ class TextProcessor:
         """What the engine samples with: the request's values, else the model's defaults, else neutral ones."""
         params = request.sampling
         temperature, top_p, top_k = (self._value(params, k) for k in ("temperature", "top_p", "top_k"))
-        stop_ids = (frozenset() if params.ignore_eos else self._eos) | frozenset(params.stop_token_ids)
+        # A grammar lets EOS through only where the output may end, and nothing else where it must.
+        keep_eos = not params.ignore_eos or Outlines.wanted(request) is not None
+        stop_ids = (self._eos if keep_eos else frozenset()) | frozenset(params.stop_token_ids)
         return SamplingSpec(
             temperature=0.0 if temperature < 1e-5 else float(temperature),
             top_k=1 if top_p == 0 else max(0, int(top_k)),  # top_p 0 keeps the most likely token
@@ -392,7 +296,7 @@ class TextProcessor:
         """What the engine said. Returns: what to tell the api processes, at most one Delta for each output and call unless
         it ends; and the uids to abort because a stop string ended them."""
         told: list[TextOutput] = []
-        fresh: dict[int, _Output] = {}
+        fresh: dict[int, Output] = {}
         aborts: list[int] = []
         for item in outputs:
             if isinstance(item, Tokens):
@@ -406,7 +310,7 @@ class TextProcessor:
         told.extend([output.delta() for output in fresh.values()])
         return told, aborts
 
-    def _tokens(self, new: Tokens, fresh: dict[int, _Output], aborts: list[int]) -> None:
+    def _tokens(self, new: Tokens, fresh: dict[int, Output], aborts: list[int]) -> None:
         running = self._running
         for uid, token in zip(new.uids.tolist(), new.tokens.tolist(), strict=True):
             output = running.get(uid)
@@ -417,22 +321,12 @@ class TextProcessor:
                 aborts.append(uid)
 
 
-def tool_functions(tools: Any) -> tuple[Mapping[str, Any], ...]:
-    """The functions of a request's ``tools``."""
-    return tuple(
-        t["function"] for t in tools or () if isinstance(t, Mapping) and isinstance(t.get("function"), Mapping)
-    )
-
-
-def joined(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Neighbours that go on with the same text as one."""
-    out: list[Part] = []
-    for part in parts:
-        if out and out[-1].kind == part.kind and part.kind in ("content", "reasoning", "arguments"):
-            out[-1] = Part(part.kind, out[-1].text + part.text)
-        else:
-            out.append(part)
-    return tuple(out)
+def continued(request: GenerateRequest) -> str:
+    """The text of the last message if it is to be continued, else ""."""
+    if not request.messages or not request.template.get("continue_final_message"):
+        return ""
+    content = request.messages[-1].get("content")
+    return content if isinstance(content, str) else ""
 
 
 def choice_spec(spec: SamplingSpec, index: int) -> SamplingSpec:

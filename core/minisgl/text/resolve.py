@@ -90,6 +90,7 @@ def _context(
         offline=settings.model.offline,
         progress=progress,
         hub_dir=chosen.expanduser().absolute() / "hub" if chosen is not None else None,
+        dtype=settings.model.dtype,
     )
 
 

@@ -16,13 +16,15 @@ from minisgl.base.types import LocalModel
 class SourceContext:
     """``cache_dir``: where downloads and conversions are kept. ``offline``: never touch the network.
     ``progress(what, done, total)`` in bytes; it raises when the server is told to end meanwhile. ``hub_dir``: where a model
-    hub's client keeps its downloads; None: where it does so by itself, shared with other programs."""
+    hub's client keeps its downloads; None: where it does so by itself, shared with other programs. ``dtype``: what the user wants
+    the model in, "auto" or torch's name; a source that converts weights may write it."""
 
     settings: Any
     cache_dir: Path
     offline: bool
     progress: Callable[[str, int, int], None]
     hub_dir: Path | None = None
+    dtype: str = "auto"
 
 
 class ModelSource(Component):

@@ -118,7 +118,7 @@ def run(process: Process) -> None:
     assert go.model is not None, "the supervisor sends text workers the model"
     tokenizer = make_tokenizer(process.settings, process.registry, go.model)
     info = process.wait_for(Ready).info
-    processor = make_processor(process.settings, process.registry, tokenizer, info, process.spec.index)
+    processor = make_processor(process.settings, process.registry, go.model, tokenizer, info, process.spec.index)
     worker = TextWorker(processor, dict(enumerate(process.to_apis())), process.to("engine"))
     pulse = Pulse(process.spec)
     pulse.watch(lambda: (-1, worker.pass_began_ns))

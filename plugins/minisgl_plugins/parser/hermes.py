@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from minisgl.api import Terminal
+
 from .calls import CallParser, CallReader
 from .json_call import JsonCall
+from .rules import alternatives, arguments, with_text
 
 
 class HermesParser(CallParser):
@@ -17,3 +24,16 @@ class HermesParser(CallParser):
 
     def reader(self, opener: str) -> CallReader:
         return JsonCall(opener, known=lambda name: True)
+
+    def call_rules(self, tools: Sequence[Mapping[str, Any]], many: bool, free: bool, terminal: Terminal) -> str:
+        tag = "<tool_call>"
+        rules = []
+        for i, tool in enumerate(tools):
+            name = json.dumps(tool["name"], ensure_ascii=False)
+            before, after = terminal('\n{"name": ' + name + ', "arguments": '), terminal("}\n</tool_call>")
+            rules.append((f"call_{i}", f"{before} {arguments(tool)} {after}"))
+        lead = terminal(tag)
+        if free:
+            return with_text(lead, lead.startswith("<[")) + alternatives(rules)
+        more = f"({terminal(chr(10) + tag)} call)*" if many else ""
+        return f"calls: {lead} call {more}\n" + alternatives(rules)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from minisgl.api import Terminal
+
 from .calls import CallParser, CallReader
 from .json_call import JsonCall
+from .rules import alternatives, arguments, json_call
 
 TAG = "<|python_tag|>"
 
@@ -28,3 +35,13 @@ class Llama3JsonParser(CallParser):
 
     def reader(self, opener: str) -> CallReader:
         return JsonCall(opener, self._names.__contains__, required=True)
+
+    def call_rules(self, tools: Sequence[Mapping[str, Any]], many: bool, free: bool, terminal: Terminal) -> str:
+        rules = []
+        for i, tool in enumerate(tools):
+            before = terminal('{"name": ' + json.dumps(tool["name"], ensure_ascii=False) + ', "parameters": ')
+            apart = f"{before} {arguments(tool)} {terminal('}')}"
+            rules.append((f"call_{i}", json_call(tool, "parameters") or apart))
+        calls = f"call ({terminal('; ')} call)*" if many else "call"
+        text = " | /([^{ \\n](.|\\n)*)?/" if free else ""
+        return f"calls: {calls}{text}\n" + alternatives(rules)

@@ -6,12 +6,14 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from minisgl.api import Part
+from minisgl.api import Part, Terminal
 
 from .calls import CallParser, CallReader
+from .rules import alternatives, listed, schema
+from .schemas import parameter_schemas, required_names
 
 TAGS = ("<|python_start|>", "<|python_tag|>")
 NAME = re.compile(r"[A-Za-z_][\w.-]*")
@@ -41,6 +43,20 @@ class PythonicParser(CallParser):
 
     def reader(self, opener: str) -> CallReader:
         return PythonCall(opener, self._names)
+
+    def call_rules(self, tools: Sequence[Mapping[str, Any]], many: bool, free: bool, terminal: Terminal) -> str:
+        rules = []
+        for i, tool in enumerate(tools):
+            wanted = required_names(tool)
+            items: dict[bool, list[str]] = {True: [], False: []}
+            for k, (name, own) in enumerate(parameter_schemas(tool).items()):
+                rules.append((f"h_{i}_{k}", f"{terminal(name + '=')} {schema(own)}"))
+                items[name in wanted].append(f"h_{i}_{k}")
+            inner = listed(items[True], items[False], terminal(", "))
+            rules.append((f"call_{i}", f"{terminal(tool['name'] + '(')} {inner} {terminal(')')}"))
+        more = f"({terminal(', ')} call)*" if many else ""
+        text = " | /([^\\[ \\n](.|\\n)*)?/" if free else ""
+        return f"calls: {terminal('[')} call {more} {terminal(']')}{text}\n" + alternatives(rules)
 
 
 class PythonCall(CallReader):

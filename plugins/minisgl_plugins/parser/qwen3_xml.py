@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minisgl.api import Part
+from minisgl.api import Part, Terminal
 
 from .calls import CallParser, CallReader
+from .rules import ANYTHING, alternatives, schema, with_text
+from .schemas import parameter_schemas, required_names, schema_types, types_of
 
 CALL, FUNCTION, PARAMETER = "<tool_call>", "<function=", "<parameter="
 END_PARAMETER, END_FUNCTION = "</parameter>", "</function>"
@@ -27,14 +29,29 @@ class Qwen3XmlParser(CallParser):
         return 3 if FUNCTION in template and PARAMETER in template else 0
 
     def reader(self, opener: str) -> CallReader:
-        schemas = {str(t.get("name")): t.get("parameters") for t in self._tools}
+        schemas = {str(t.get("name")): parameter_schemas(t) for t in self._tools}
         return XmlCall(opener == CALL, schemas)
+
+    def call_rules(self, tools: Sequence[Mapping[str, Any]], many: bool, free: bool, terminal: Terminal) -> str:
+        rules = []
+        for i, tool in enumerate(tools):
+            wanted = required_names(tool)
+            body = [terminal(f"\n<function={tool['name']}>\n")]
+            for k, (name, own) in enumerate(parameter_schemas(tool).items()):
+                rules += _parameter_rules(f"h_{i}_{k}", name, own, terminal)
+                body.append(f"h_{i}_{k}" if name in wanted else f"h_{i}_{k}?")
+            rules.append((f"call_{i}", " ".join([*body, terminal("</function>\n</tool_call>")])))
+        lead = terminal(CALL)
+        if free:
+            return with_text(lead, lead.startswith("<[")) + alternatives(rules)
+        more = f"({terminal(chr(10) + CALL)} call)*" if many else ""
+        return f"calls: {lead} call {more}\n" + alternatives(rules)
 
 
 class XmlCall(CallReader):
     """``wrapped``: ``<tool_call>`` comes first. Arguments go out as JSON, one parameter at a time."""
 
-    def __init__(self, wrapped: bool, schemas: Mapping[str, Any]) -> None:
+    def __init__(self, wrapped: bool, schemas: Mapping[str, Mapping[str, Any]]) -> None:
         super().__init__()
         self._schemas = schemas
         self._text = ""
@@ -102,7 +119,7 @@ class XmlCall(CallReader):
             return False
         self._use(end + 1)
         if self._state == "function name":
-            self._types = parameter_schemas(self._schemas.get(name))
+            self._types = self._schemas.get(name, {})
             self._state, self.opened = "parameters", True
             out.append(Part("call", name))
         elif name in self._keys:
@@ -125,14 +142,20 @@ class XmlCall(CallReader):
         return True
 
 
-def parameter_schemas(parameters: Any) -> Mapping[str, Any]:
-    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-    return properties if isinstance(properties, Mapping) else {}
+def _parameter_rules(rule: str, name: str, own: Mapping[str, Any], terminal: Terminal) -> list[tuple[str, str]]:
+    """``<parameter=name>``, its value and the end tag. A string is any text up to the tag."""
+    head, end = terminal(f"{PARAMETER}{name}>\n"), terminal(f"\n{END_PARAMETER}\n")
+    values = own.get("enum")
+    if isinstance(values, list) and values and all(isinstance(v, str) for v in values):
+        return [(rule, f"{head} ({' | '.join(map(terminal, values))}) {end}")]
+    if schema_types(own) == {"string"}:
+        return [(f"{rule}_text[lazy]", f"{ANYTHING} {end}"), (rule, f"{head} {rule}_text")]
+    return [(rule, f"{head} {schema(own)} {end}")]
 
 
 def typed(text: str, schema: Any) -> str:
     """``text`` as JSON of the type that ``schema`` has; a string if it is none of another type."""
-    types = _types(schema)
+    types = schema_types(schema)
     if types == {"string"}:
         return json.dumps(text, ensure_ascii=False)
     words = {"True": "true", "False": "false", "None": "null"}  # as Python writes them
@@ -141,38 +164,10 @@ def typed(text: str, schema: Any) -> str:
         value = json.loads(plain, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
-    if types and not types & _types_of(value):
+    if types and not types & types_of(value):
         return json.dumps(text, ensure_ascii=False)
     return plain
 
 
 def _refuse(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
-
-
-def _types(schema: Any) -> set[str]:
-    """Names of the types that a schema allows; empty if it does not say."""
-    if not isinstance(schema, Mapping):
-        return set()
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return {kind}
-    if isinstance(kind, list):
-        return {k for k in kind if isinstance(k, str)}
-    if isinstance(options := schema.get("anyOf", schema.get("oneOf")), list):
-        every = [_types(option) for option in options]
-        return set().union(*every) if all(every) else set()
-    values = schema.get("enum")
-    return set().union(*map(_types_of, values)) if isinstance(values, list) else set()
-
-
-def _types_of(value: Any) -> set[str]:
-    if isinstance(value, bool):
-        return {"boolean"}
-    if isinstance(value, int):
-        return {"integer", "number"}
-    if isinstance(value, float):
-        return {"number", "integer"} if value.is_integer() else {"number"}
-    if isinstance(value, list):
-        return {"array"}
-    return {type(None): {"null"}, str: {"string"}, dict: {"object"}}[type(value)]

@@ -35,6 +35,7 @@ class ReasoningParser(OutputParser):
         self._text = ""  # not yet decided about
         self._state = "start"
         self._trim = 0  # newlines that still belong to the last tag
+        self._closed = ctx.prompt.rstrip().endswith(s.end)  # the model may not think
         self._begin(ctx)
 
     @classmethod
@@ -49,6 +50,11 @@ class ReasoningParser(OutputParser):
         elif ctx.prompt.rstrip().endswith(self._start):
             self._state = "open"
             self._trim = 1 if ctx.prompt.endswith(self._start) else 0
+
+    def reasoning_tags(self) -> tuple[str, str] | None:
+        if self._state == "done" or self._closed:
+            return None
+        return ("" if self._state == "open" else self._start, self._end)
 
     @property
     def thinking(self) -> bool:  # type: ignore[override]

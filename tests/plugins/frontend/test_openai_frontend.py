@@ -14,6 +14,7 @@ import pytest
 from minisgl.api import Accepted, Delta, EngineInfo, FrontendContext, GenerateRequest, RequestError, Usage
 from minisgl.client.http import HttpHost
 from minisgl.config.schema import Settings
+from minisgl.observe.meter import Meter
 from minisgl.plugin.hooks import Hooks
 from minisgl.plugin.registry import Registry
 from minisgl_plugins.frontend.openai_merge import merged
@@ -30,6 +31,7 @@ class Played:
     def __init__(self, plays: dict[str, list[Any]], code: str | None = None) -> None:
         self.plays = plays
         self.code = code
+        self.meter = Meter()
         self.given = 0
         self.closed: list[str] = []
         self.requests: list[GenerateRequest] = []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from minisgl.api import OutputParser, ParserContext, Part
 from minisgl.plugin.registry import Registry
-from minisgl.text.processor import joined
+from minisgl.text.output import joined
 
 REGISTRY = Registry.scan(bundled_only=True)
 TOOLS = [
