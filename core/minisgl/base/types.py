@@ -44,7 +44,8 @@ class SamplingSpec:
     """How to sample one request, complete: no default of the model or the user is left to look up.
 
     ``temperature`` 0 or ``top_k`` 1 means greedy. ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 are off. ``stop_ids`` is the
-    whole stop set (EOS ids included unless the request ignores them). ``max_new`` is in tokens, >= 1.
+    whole stop set (EOS ids included unless the request ignores them). ``max_new`` is in tokens, >= 1. ``grammar``: what the
+    output is held to, as the grammar plugin compiled it; empty: nothing.
     """
 
     temperature: float = 1.0
@@ -54,6 +55,7 @@ class SamplingSpec:
     seed: int | None = None
     max_new: int = 16
     stop_ids: tuple[int, ...] = ()
+    grammar: bytes = b""
 
     @property
     def greedy(self) -> bool:
@@ -64,8 +66,7 @@ class SamplingSpec:
 class Admit:
     """A request as it enters the engine. ``ids``: [num_tokens] int32 prompt. ``owner``: index of the text worker that gets
     the output. Requests in different namespaces share no cached page. Higher ``priority`` goes first. ``key``: whose request
-    it is, for policies that share between users; empty: nobody's in particular. ``grammar``: what the output is held to, as the
-    grammar plugin compiled it; empty: nothing."""
+    it is, for policies that share between users; empty: nobody's in particular."""
 
     uid: int
     ids: I32
@@ -75,7 +76,6 @@ class Admit:
     namespace: bytes = b""
     arrived_ns: int = 0
     key: str = ""
-    grammar: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,8 @@ class TextProcessor:
             text, ids = self._prompt(request)
             spec = self._spec(request, len(ids))
             grammar = self.outlines.compile(request, text, continued(request))
-            admits = [self._admit(uid, i, text, ids, spec, request, grammar) for i, uid in enumerate(uids)]
+            spec = replace(spec, grammar=grammar) if grammar else spec
+            admits = [self._admit(uid, i, text, ids, spec, request) for i, uid in enumerate(uids)]
         except RequestError as e:
             return [Refused(uids[0], e.status, e.message, e.code, e.param)], []
         except Exception:
@@ -94,9 +95,7 @@ class TextProcessor:
         returned = tuple(ids.tolist()) if request.return_prompt_ids else None
         return [Accepted(uids[0], len(ids), thinks, returned)], admits
 
-    def _admit(
-        self, uid: int, index: int, text: str, ids: I32, spec: SamplingSpec, request: GenerateRequest, grammar: bytes
-    ) -> Admit:
+    def _admit(self, uid: int, index: int, text: str, ids: I32, spec: SamplingSpec, request: GenerateRequest) -> Admit:
         params = request.sampling
         stops = StopHolder(params.stop, params.include_stop_str_in_output) if params.stop else None
         self._running[uid] = Output(
@@ -119,7 +118,6 @@ class TextProcessor:
             namespace=request.cache_salt.encode(),
             arrived_ns=time.monotonic_ns(),
             key=request.key,
-            grammar=grammar,
         )
 
     def _decoder(self, request: GenerateRequest) -> Decoder:

@@ -6,11 +6,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import groupby
 
 from minisgl.base.errors import RequestError
 from minisgl.base.types import Delta, Ended, EngineOutput, Refused, TextOutput, Tokens
 from minisgl.text.create import make_processor, make_tokenizer
+from minisgl.text.outline import Outlines
 from minisgl.text.processor import TextProcessor
 from minisgl.wire.messages import (
     API_SHIFT,
@@ -33,13 +36,36 @@ log = logging.getLogger("minisgl.text")
 Send = Callable[[Message], None]
 Job = Submit | Tokenize | Detokenize
 IDLE_MS = 500
+CHECK_S = 2.0  # longest that the check of a schema or expression may take
+CHECK_POLL_MS = 2  # while one is checked
+CHECKERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A request whose output is to have a form, while a thread checks the form."""
+
+    job: Submit
+    param: str
+    done: Future[None]
+    due: float  # monotonic seconds
 
 
 class TextWorker:
     """``to_api``: by api index. Tokens of running requests go before new prompts, whose tokenization takes longest: one
-    prompt at a time, and what the engine has said meanwhile in between. ``pass_began_ns``: monotonic; 0 while it waits."""
+    prompt at a time, and what the engine has said meanwhile in between. Schemas and expressions are checked by threads of
+    their own. ``pass_began_ns``: monotonic; 0 while it waits."""
 
-    def __init__(self, processor: TextProcessor, to_api: Mapping[int, Send], to_engine: Send) -> None:
+    def __init__(
+        self,
+        processor: TextProcessor,
+        to_api: Mapping[int, Send],
+        to_engine: Send,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._checks: list[_Checked] = []
+        self._checkers = ThreadPoolExecutor(CHECKERS, "minisgl-grammar")
         self._text = processor
         self._to_api, self._to_engine = to_api, to_engine
         self._jobs: deque[Job] = deque()
@@ -50,12 +76,23 @@ class TextWorker:
         """Prompts that are not tokenized yet."""
         return len(self._jobs)
 
+    @property
+    def idle_ms(self) -> int:
+        """How long to wait for messages when there is nothing to do."""
+        return 0 if self._jobs else CHECK_POLL_MS if self._checks else IDLE_MS
+
+    def close(self) -> None:
+        self._checkers.shutdown(wait=False, cancel_futures=True)
+
     def take(self, messages: Sequence[Message]) -> None:
         """Queue prompts, handle all else."""
         outputs: list[EngineOutput] = []
         for m in messages:
             if isinstance(m, Tokens | Ended | Refused):
                 outputs.append(m)
+            elif isinstance(m, Submit) and (param := Outlines.wanted(m.request)) is not None:
+                done = self._checkers.submit(self._text.outlines.check, m.request)
+                self._checks.append(_Checked(m, param, done, self._clock() + CHECK_S))
             elif isinstance(m, Submit | Tokenize | Detokenize):
                 self._jobs.append(m)
             elif isinstance(m, Cancel):
@@ -67,6 +104,8 @@ class TextWorker:
 
     def work(self) -> None:
         """Handle one queued prompt."""
+        if self._checks:
+            self._see_checks()
         if not self._jobs:
             return
         job = self._jobs.popleft()
@@ -78,8 +117,24 @@ class TextWorker:
         else:
             self._answer(job)
 
+    def _see_checks(self) -> None:
+        """Requests whose check is done join the others: it left its result, good or bad, with the grammars."""
+        now, open_ = self._clock(), []
+        for c in self._checks:
+            if c.done.done():
+                self._jobs.append(c.job)
+            elif now < c.due:
+                open_.append(c)
+            else:
+                c.done.cancel()
+                why = f"'{c.param}' takes longer than {CHECK_S:g} s to check; make it simpler"
+                code = "invalid_json_schema" if "schema" in c.param or "json" in c.param else "invalid_grammar"
+                self._tell([Refused(c.job.uids[0], 400, why, code, c.param)])
+        self._checks = open_
+
     def _cancel(self, uids: Sequence[int]) -> None:
         gone = set(uids)
+        self._checks = [c for c in self._checks if not gone.issuperset(c.job.uids)]
         for job in [j for j in self._jobs if isinstance(j, Submit) and gone.issuperset(j.uids)]:
             self._jobs.remove(job)
         self._abort(self._text.cancel(uids))
@@ -127,6 +182,7 @@ def run(process: Process) -> None:
     try:
         serve(process, worker)
     finally:
+        worker.close()
         pulse.stop()
 
 
@@ -138,4 +194,4 @@ def serve(process: Process, worker: TextWorker) -> None:
         worker.take(messages)
         worker.work()
         worker.pass_began_ns = 0
-        messages = process.inbox.receive(0 if worker.waiting else IDLE_MS)
+        messages = process.inbox.receive(worker.idle_ms)

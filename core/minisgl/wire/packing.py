@@ -171,18 +171,17 @@ class _AdmitHead:
     namespace: bytes
     arrived_ns: int
     key: str
-    grammar: bytes
 
 
 def _admit_pack(a: Admit) -> Packed:
-    head = _AdmitHead(a.uid, a.sampling, a.owner, a.priority, a.namespace, a.arrived_ns, a.key, a.grammar)
+    head = _AdmitHead(a.uid, a.sampling, a.owner, a.priority, a.namespace, a.arrived_ns, a.key)
     return codec.dumps(head), [_raw(a.ids, _I32)]
 
 
 def _admit_parse(body: bytes, frames: Sequence[bytes]) -> Admit:
     h = codec.loads(_AdmitHead, body)
     ids = _array("ids", frames[0], _I32)
-    return Admit(h.uid, ids, h.sampling, h.owner, h.priority, h.namespace, h.arrived_ns, h.key, h.grammar)
+    return Admit(h.uid, ids, h.sampling, h.owner, h.priority, h.namespace, h.arrived_ns, h.key)
 
 
 def _tokens_pack(t: Tokens) -> Packed:

@@ -16,6 +16,7 @@ from minisgl.api import (
     REQUEST_ID,
     EngineInfo,
     Fields,
+    GrammarSpec,
     PluginSettings,
     RequestError,
     SamplingParams,
@@ -24,6 +25,8 @@ from minisgl.api import (
     as_string,
     bounds,
 )
+
+from .openai_forms import read_form
 
 RANGES = bounds.SAMPLING_RANGES
 
@@ -41,18 +44,7 @@ IGNORED = {
     "spaces_between_special_tokens": bool,
 }
 # What other servers constrain the output with; losing one silently would change the answer.
-CONSTRAINTS = (
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "regex",
-    "ebnf",
-    "json_schema",
-    "allowed_token_ids",
-    "bad_words",
-)
+CONSTRAINTS = ("allowed_token_ids", "bad_words")
 
 
 class OpenAISettings(PluginSettings):
@@ -75,7 +67,8 @@ class OpenAISettings(PluginSettings):
 @dataclass(frozen=True, slots=True)
 class Common:
     """``max_tokens`` None: not given. ``user``: whom the client asks for, "" if it does not say. ``request_id`` None: the body
-    has none. ``keep_last``: tokens of the prompt that are kept, -1 for as many as there is room for, None for all."""
+    has none. ``keep_last``: tokens of the prompt that are kept, -1 for as many as there is room for, None for all. ``form``: what
+    the answer is held to."""
 
     sampling: SamplingParams
     max_tokens: int | None
@@ -88,6 +81,7 @@ class Common:
     user: str
     request_id: str | None
     keep_last: int | None
+    form: GrammarSpec | None
 
 
 def read_common(f: Fields, info: EngineInfo, settings: OpenAISettings, min_max_tokens: int) -> Common:
@@ -122,6 +116,7 @@ def read_common(f: Fields, info: EngineInfo, settings: OpenAISettings, min_max_t
         user=f.string("user") or "",
         request_id=_request_id(f),
         keep_last=_keep_last(f),
+        form=read_form(f),
     )
 
 
@@ -281,7 +276,6 @@ def _refuse_unbuilt(f: Fields, info: EngineInfo) -> None:
     f.refuse("length_penalty", 1, 1.0, False)
     for name in CONSTRAINTS:
         f.refuse(name)
-    _response_format(f)
 
 
 def _logit_bias(f: Fields, vocab: int) -> bool:
@@ -298,18 +292,3 @@ def _logit_bias(f: Fields, vocab: int) -> bool:
             )
         bias.number(key, -100, 100)
     return bool(bias.body)
-
-
-def _response_format(f: Fields) -> None:
-    form = f.object("response_format")
-    if form is None:
-        return
-    kind = as_string(form.require("type"), "response_format.type")
-    if kind in ("json_object", "json_schema", "structural_tag"):
-        raise f.unsupported("response_format", f"of type '{kind}' is not supported by this server; only 'text' is")
-    if kind != "text":
-        raise RequestError(
-            "'response_format.type' must be 'text', 'json_object' or 'json_schema'.",
-            code="invalid_value",
-            param="response_format.type",
-        )

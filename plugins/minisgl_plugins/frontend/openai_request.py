@@ -104,6 +104,7 @@ def read_chat(body: dict[str, Any], info: EngineInfo, settings: OpenAISettings) 
         parse=tools.parse(separate),
         return_prompt_ids=return_ids,
         keep_last=common.keep_last,
+        grammar=common.form,
     )
     return Call(
         True,
@@ -143,6 +144,7 @@ def read_completion(body: dict[str, Any], info: EngineInfo, settings: OpenAISett
             param="prompt",
             return_prompt_ids=return_ids,
             keep_last=common.keep_last,
+            grammar=common.form,
         )
         for p in prompts
     )

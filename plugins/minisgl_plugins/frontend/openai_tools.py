@@ -29,7 +29,15 @@ class ToolUse:
     def parse(self, reasoning: bool) -> ParseSpec:
         calls = self.mode != "none"
         one = calls and (self.mode == "named" or not self.parallel)
-        return ParseSpec(reasoning, calls, 1 if one else None)
+        names = [tool["function"]["name"] for tool in self.callable]
+        return ParseSpec(
+            reasoning,
+            calls,
+            1 if one else None,
+            required=self.forced,
+            names=tuple(names) if self.forced else (),
+            strict=tuple(n for n, s in zip(names, self.strict, strict=True) if s) if calls else (),
+        )
 
 
 def read_tools(f: Fields, empty: bool = False) -> ToolUse:
