@@ -24,7 +24,8 @@ FIELDS = ("greedy", "inv_temperature", "seed_low", "seed_high", "top_k", "top_p"
 QUARTER = (
     1024  # tokens; four times as many are a tile. Part of what a seed means: it decides which random bits a token gets
 )
-BLOCK = 4096  # tokens that the search for a threshold reads at once
+BLOCK = 8192  # tokens that the search for a threshold reads at once
+SHIFT = {torch.bfloat16: 16, torch.float16: 13}  # bits that float32 has more
 I32 = npt.NDArray[np.int32]
 
 
@@ -88,8 +89,8 @@ class FusedSampler(Sampler):
         filtered = len(rows.h_slot) > 0 and bool(self._filtered[rows.h_slot].any())
         floor = self._thresholds(logits, rows) if filtered else tokens
         fused_kernels.best_of_tiles[n, tiles](
-            logits, self._state, rows.slot, rows.out, floor, scores, tokens, logits.stride(0), self.vocab, tiles,
-            QUARTER=QUARTER, THRESHOLD=filtered, num_warps=4,
+            logits, self._state, rows.slot, rows.out, floor, scores, tokens, logits.stride(0), logits.shape[1], self.vocab, tiles,
+            QUARTER=QUARTER, THRESHOLD=filtered, FAST=logits.is_cuda, num_warps=4,
         )  # fmt: skip
         fused_kernels.best_of_rows[n,](scores, tokens, picked, tiles, BLOCK=_power(tiles), num_warps=1)
         return picked
@@ -101,8 +102,9 @@ class FusedSampler(Sampler):
         n = logits.shape[0]
         floor = torch.empty(n, dtype=torch.int32, device=self.device)
         fused_kernels.thresholds[n,](
-            logits, self._state, rows.slot, floor, logits.stride(0), self.vocab, BLOCK=BLOCK, num_warps=8
-        )
+            logits, self._state, rows.slot, floor, logits.stride(0),
+            COLUMNS=logits.shape[1], VOCAB=self.vocab, SHIFT=SHIFT.get(logits.dtype, 0), BLOCK=BLOCK, num_warps=16,
+        )  # fmt: skip
         return floor
 
 

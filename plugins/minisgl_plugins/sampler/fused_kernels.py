@@ -20,8 +20,8 @@ LOWEST = tl.constexpr(-(2**31))
 @triton.jit
 def best_of_tiles(
     logits, state, slot, out, threshold, scores, tokens,
-    row_stride, vocab, tiles,
-    QUARTER: tl.constexpr, THRESHOLD: tl.constexpr,
+    row_stride, columns, vocab, tiles,
+    QUARTER: tl.constexpr, THRESHOLD: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """One program for each (row, tile of the vocabulary): its best score and that token, in [rows, tiles]. A tile is
     four times ``QUARTER`` tokens. With ``THRESHOLD`` only tokens whose ordered logit is at least the row's ``threshold`` count."""
@@ -43,14 +43,14 @@ def best_of_tiles(
     r0, r1, r2, r3 = tl.philox((high << 32) | low, counter, zero + count, zero, zero, 7)
     start = logits + row * row_stride
     token = 4 * tile * QUARTER + lane
-    best, where = _best(start, token, vocab, r0, greedy, inv_temperature, floor, THRESHOLD)
-    b, w = _best(start, token + QUARTER, vocab, r1, greedy, inv_temperature, floor, THRESHOLD)
+    best, where = _best(start, token, columns, vocab, r0, greedy, inv_temperature, floor, THRESHOLD, FAST)
+    b, w = _best(start, token + QUARTER, columns, vocab, r1, greedy, inv_temperature, floor, THRESHOLD, FAST)
     where = tl.where(b > best, w, where)
     best = tl.maximum(best, b)
-    b, w = _best(start, token + 2 * QUARTER, vocab, r2, greedy, inv_temperature, floor, THRESHOLD)
+    b, w = _best(start, token + 2 * QUARTER, columns, vocab, r2, greedy, inv_temperature, floor, THRESHOLD, FAST)
     where = tl.where(b > best, w, where)
     best = tl.maximum(best, b)
-    b, w = _best(start, token + 3 * QUARTER, vocab, r3, greedy, inv_temperature, floor, THRESHOLD)
+    b, w = _best(start, token + 3 * QUARTER, columns, vocab, r3, greedy, inv_temperature, floor, THRESHOLD, FAST)
     where = tl.where(b > best, w, where)
     best = tl.maximum(best, b)
     tl.store(scores + row * tiles + tile, best)
@@ -58,21 +58,41 @@ def best_of_tiles(
 
 
 @triton.jit
-def _best(start, token, vocab, bits, greedy, inv_temperature, floor, THRESHOLD: tl.constexpr):
+def _best(
+    start, token, columns, vocab, bits, greedy, inv_temperature, floor, THRESHOLD: tl.constexpr, FAST: tl.constexpr
+):
     """The best score of some tokens and the first token that has it. The score of a greedy row is the logit; else it is
     log2(p) + a Gumbel number: the token with the largest is a sample of p (Gumbel-max). No number scores -inf."""
-    x = tl.load(start + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+    x = _logit(start, token, columns, vocab)
     score = x
     if greedy == 0:
-        # 1 - e^-E = u is uniform, and small E decide: the series keeps the digits that 1 - u would lose
+        # 1 - 2^-E = u is uniform, and small E decide: the series keeps the digits that 1 - u would lose
         u = tl.minimum(bits.to(tl.float32) * 2.3283064e-10 + 1.1641532e-10, 0.99999994)
-        exponential = tl.where(u < 0.01, u * (1.0 + u * (0.5 + u * (0.33333334 + u * 0.25))), -tl.log(1.0 - u))
-        score = x * inv_temperature - tl.log2(exponential)
+        series = u * (1.442695 + u * (0.7213475 + u * (0.48089835 + u * 0.36067376)))
+        exponential = tl.where(u < 0.01, series, -_log2(1.0 - u, FAST))
+        score = x * inv_temperature - _log2(exponential, FAST)
     if THRESHOLD:
         score = tl.where(_ordered(x) >= floor, score, float("-inf"))
     score = tl.where(score == score, score, float("-inf"))
     best = tl.max(score, axis=0)
     return best, tl.min(tl.where(score == best, token, 2147483647), axis=0)
+
+
+@triton.jit
+def _logit(start, token, columns, vocab):
+    """Of tokens beyond ``vocab``: -inf. The load is cut at ``columns``, a round number, so that it takes many at once."""
+    x = tl.load(start + token, mask=token < columns, other=float("-inf")).to(tl.float32)
+    return tl.where(token < vocab, x, float("-inf"))
+
+
+@triton.jit
+def _log2(x, FAST: tl.constexpr):
+    """FAST: in one instruction, to 22 bits; what Triton makes of ``tl.log2`` takes twenty-five."""
+    if FAST:
+        y = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        y = tl.log2(x)
+    return y
 
 
 @triton.jit
@@ -101,8 +121,12 @@ def _float(order):
 
 
 @triton.jit
-def thresholds(logits, state, slot, threshold, row_stride, vocab, BLOCK: tl.constexpr):
-    """One program for each row: the least ordered logit that min-p, top-k and top-p keep, in this order."""
+def thresholds(
+    logits, state, slot, threshold, row_stride,
+    COLUMNS: tl.constexpr, VOCAB: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program for each row: the least ordered logit that min-p, top-k and top-p keep, in this order. ``SHIFT``: low bits of
+    ordered logits that say nothing, since the logits have fewer than float32 has."""
     row = tl.program_id(0).to(tl.int64)
     at = state + tl.load(slot + row) * WIDTH
     top_k = tl.load(at + TOP_K)
@@ -110,65 +134,71 @@ def thresholds(logits, state, slot, threshold, row_stride, vocab, BLOCK: tl.cons
     min_p = tl.load(at + MIN_P_FLOOR).to(tl.float32, bitcast=True)
     keep = tl.full((), LOWEST, tl.int32)
     if (top_k > 0) | (top_p < 1.0) | (min_p > float("-inf")):
-        inv_temperature = tl.load(at + INV_TEMPERATURE).to(tl.float32, bitcast=True)
-        start = logits + row * row_stride
-        keep = _threshold(start, vocab, inv_temperature, top_k, top_p, min_p, BLOCK)
+        scale = tl.load(at + INV_TEMPERATURE).to(tl.float32, bitcast=True)
+        keep = _threshold(logits + row * row_stride, scale, top_k, top_p, min_p, COLUMNS, VOCAB, SHIFT, BLOCK)
     tl.store(threshold + row, keep)
 
 
 @triton.jit
-def _threshold(start, vocab, inv_temperature, top_k, top_p, min_p, BLOCK: tl.constexpr):
-    """Both searches halve the range of ordered integers until one is left, so that ties are all kept or all dropped, and
-    nothing is sorted."""
+def _threshold(
+    start, scale, top_k, top_p, min_p, COLUMNS: tl.constexpr, VOCAB: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Both searches halve the range of keys until one is left, so that ties are all kept or all dropped, and nothing is
+    sorted. A key is an ordered logit without its ``SHIFT`` low bits."""
     lane = tl.arange(0, BLOCK)
     top = tl.full((BLOCK,), LOWEST, tl.int32)
-    for first in range(0, vocab, BLOCK):
-        x = tl.load(start + first + lane, mask=first + lane < vocab, other=float("-inf")).to(tl.float32)
+    for first in range(0, VOCAB, BLOCK):
+        x = _logit(start, first + lane, COLUMNS, VOCAB)
         top = tl.maximum(top, _ordered(x))
     best = tl.max(top, axis=0)
     peak = _float(best)
-    keep = tl.full((), LOWEST, tl.int32)
+    best = best >> SHIFT
+    keep = tl.full((), LOWEST >> SHIFT, tl.int32)
     if min_p > float("-inf"):
-        keep = tl.minimum(_ordered(peak + min_p / inv_temperature), best)
+        floor = _ordered(peak + min_p / scale)
+        floor = tl.where(floor < 0, floor, floor + ((1 << SHIFT) - 1)) >> SHIFT  # the least key that is not below it
+        keep = tl.minimum(floor, best)
     if top_k > 0:
         low = keep.to(tl.int64)  # if fewer than k are above what is kept so far, top-k changes nothing
         high = best.to(tl.int64) + 1
         while high - low > 1:
             middle = (low + high) >> 1
-            enough = _count(start, middle.to(tl.int32), vocab, BLOCK) >= top_k
+            enough = _count(start, middle.to(tl.int32), COLUMNS, VOCAB, SHIFT, BLOCK) >= top_k
             low = tl.where(enough, middle, low)
             high = tl.where(enough, high, middle)
         keep = low.to(tl.int32)
     if top_p < 1.0:
-        limit = top_p * _mass(start, keep, peak, inv_temperature, vocab, BLOCK)
+        limit = top_p * _mass(start, keep, peak, scale, COLUMNS, VOCAB, SHIFT, BLOCK)
         low = keep.to(tl.int64)
         high = best.to(tl.int64) + 1
         while high - low > 1:
             middle = (low + high) >> 1
-            enough = _mass(start, middle.to(tl.int32), peak, inv_temperature, vocab, BLOCK) >= limit
+            enough = _mass(start, middle.to(tl.int32), peak, scale, COLUMNS, VOCAB, SHIFT, BLOCK) >= limit
             low = tl.where(enough, middle, low)
             high = tl.where(enough, high, middle)
         keep = low.to(tl.int32)
-    return keep
+    return keep << SHIFT
 
 
 @triton.jit
-def _count(start, floor, vocab, BLOCK: tl.constexpr):
-    """How many tokens are at or above ``floor``."""
+def _count(start, floor, COLUMNS: tl.constexpr, VOCAB: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """How many tokens have a key of at least ``floor``."""
     lane = tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.int32)
-    for first in range(0, vocab, BLOCK):
-        x = tl.load(start + first + lane, mask=first + lane < vocab, other=float("-inf")).to(tl.float32)
-        total += ((_ordered(x) >= floor) & (first + lane < vocab)).to(tl.int32)
+    for first in range(0, VOCAB, BLOCK):
+        x = _logit(start, first + lane, COLUMNS, VOCAB)
+        total += (((_ordered(x) >> SHIFT) >= floor) & (first + lane < VOCAB)).to(tl.int32)
     return tl.sum(total, axis=0)
 
 
 @triton.jit
-def _mass(start, floor, peak, inv_temperature, vocab, BLOCK: tl.constexpr):
-    """The sum of the weights of tokens at or above ``floor``, that of the likeliest being 1."""
+def _mass(
+    start, floor, peak, scale, COLUMNS: tl.constexpr, VOCAB: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The sum of the weights of tokens with a key of at least ``floor``, that of the likeliest being 1."""
     lane = tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
-    for first in range(0, vocab, BLOCK):
-        x = tl.load(start + first + lane, mask=first + lane < vocab, other=float("-inf")).to(tl.float32)
-        total += tl.where(_ordered(x) >= floor, tl.exp2((x - peak) * inv_temperature), 0.0)
+    for first in range(0, VOCAB, BLOCK):
+        x = _logit(start, first + lane, COLUMNS, VOCAB)
+        total += tl.where((_ordered(x) >> SHIFT) >= floor, tl.exp2((x - peak) * scale), 0.0)
     return tl.sum(total, axis=0)
