@@ -71,14 +71,14 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def convert(kind: str, source: Path, target: Path, what: str, progress: Progress) -> None:
+def convert(kind: str, source: Path, target: Path, what: str, progress: Progress, *options: str) -> None:
     """Run a converter in a process of its own, so that its memory and imports go with it.
 
-    Args: kind: "gguf" or "tokenizer". what: what ``progress`` is told is being done.
+    Args: kind: "gguf" or "tokenizer". what: what ``progress`` is told is being done. options: the converter's.
     Raises: ModelError with the converter's reason.
     """
     # -P: what lies in the user's folder, such as one named gguf, is not to be imported.
-    command = [sys.executable, "-P", "-m", CONVERTER, kind, str(source), str(target)]
+    command = [sys.executable, "-P", "-m", CONVERTER, kind, str(source), str(target), *options]
     with TemporaryFile("w+") as noise:  # a file, not a pipe: nobody reads it while the converter runs
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=noise, text=True)
         try:

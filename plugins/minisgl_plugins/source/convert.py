@@ -1,4 +1,5 @@
-"""Conversions that need much memory or transformers: ``python -m minisgl_plugins.source.convert KIND SOURCE TARGET``.
+"""Conversions that need much memory or transformers: ``python -m minisgl_plugins.source.convert KIND SOURCE TARGET
+[OPTION ...]``.
 
 Prints ``[done, total]`` lines in bytes, and ``{"error": reason}`` with exit code 78 when the source cannot be used.
 """
@@ -28,13 +29,13 @@ def convert_tokenizer(source: Path, target: Path, report: Report) -> None:
     tokenizer.save_pretrained(target)
 
 
-def convert_gguf(source: Path, target: Path, report: Report) -> None:
+def convert_gguf(source: Path, target: Path, report: Report, dtype: str) -> None:
     from minisgl_plugins.source.gguf_checkpoint import write_checkpoint
 
-    write_checkpoint(source, target, report)
+    write_checkpoint(source, target, report, dtype)
 
 
-CONVERTERS: dict[str, Callable[[Path, Path, Report], None]] = {"gguf": convert_gguf, "tokenizer": convert_tokenizer}
+CONVERTERS: dict[str, Callable[..., None]] = {"gguf": convert_gguf, "tokenizer": convert_tokenizer}
 
 
 def report(done: int, total: int) -> None:
@@ -42,9 +43,9 @@ def report(done: int, total: int) -> None:
 
 
 def main(argv: list[str]) -> int:
-    kind, source, target = argv
+    kind, source, target, *options = argv
     try:
-        CONVERTERS[kind](Path(source), Path(target), report)
+        CONVERTERS[kind](Path(source), Path(target), report, *options)
     except ModelError as e:
         print(json.dumps({"error": str(e)}), flush=True)
         return e.exit_code

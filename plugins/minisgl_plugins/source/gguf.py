@@ -7,7 +7,7 @@ from pathlib import Path
 
 from minisgl.api import LocalModel, ModelError, ModelSource, SourceContext
 
-from .artifacts import Progress, build_once, convert
+from .artifacts import build_once, convert
 from .checkpoint import read_checkpoint
 
 VERSION = 2  # of the conversion: a change of what it writes makes new folders
@@ -28,7 +28,7 @@ class GGUFSource(ModelSource):
         path = Path(ref).expanduser()
         if not path.is_file():
             raise ModelError(f"GGUF file {ref!r} {'is a folder' if path.exists() else 'does not exist'}")
-        folder = converted(path.resolve(), file_key(path), self._ctx.cache_dir, self._ctx.progress)
+        folder = converted(path.resolve(), file_key(path), self._ctx)
         return read_checkpoint(folder, ref, path.stem, weights)
 
 
@@ -44,13 +44,17 @@ def file_key(path: Path) -> str:
     return digest.hexdigest()
 
 
-def folder_of(key: str, cache: Path) -> Path:
+def folder_of(key: str, ctx: SourceContext) -> Path:
     """Where the conversion of the file with this key is, or will be."""
-    return cache / "gguf" / f"{key[:32]}-v{VERSION}"
+    return ctx.cache_dir / "gguf" / f"{key[:32]}-v{VERSION}-{_written(ctx)}"
 
 
-def converted(path: Path, key: str, cache: Path, progress: Progress) -> Path:
+def converted(path: Path, key: str, ctx: SourceContext) -> Path:
     """The checkpoint folder of a GGUF file, made on first use. Raises: ModelError."""
-    return build_once(
-        folder_of(key, cache), lambda new: convert("gguf", path, new, f"converting {path.name}", progress)
-    )
+    what = f"converting {path.name}"
+    return build_once(folder_of(key, ctx), lambda new: convert("gguf", path, new, what, ctx.progress, _written(ctx)))
+
+
+def _written(ctx: SourceContext) -> str:
+    """What quantized weights become. With auto all bits are kept: the device, and so what it works in, is not known here."""
+    return "float32" if ctx.dtype == "auto" else ctx.dtype

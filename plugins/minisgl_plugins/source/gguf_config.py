@@ -112,7 +112,6 @@ def hf_config(meta: Mapping[str, Any], embedding_rows: int) -> dict[str, Any]:
         "rope_theta": _short(meta.get(f"{arch}.rope.freq_base", 10000.0)),
         "vocab_size": embedding_rows,
         "tie_word_embeddings": "output.weight" not in meta["tensors"],
-        "torch_dtype": "float32",
     }
     if (scaling := _rope_scaling(meta, arch)) is not None:
         config["rope_scaling"] = scaling

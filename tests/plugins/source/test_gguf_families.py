@@ -14,10 +14,12 @@ import pytest
 from gguf import GGMLQuantizationType as Q
 from gguf import GGUFWriter
 from gguf.quants import dequantize, quantize
+from safetensors import safe_open
 
 from minisgl.base.types import LocalModel
 from minisgl.testing.checkpoints import llama_config, random_checkpoint
 from minisgl.testing.models import check_model
+from minisgl_plugins.source.gguf_checkpoint import bfloat16
 
 F32 = npt.NDArray[np.float32]
 Resolve = Callable[..., LocalModel]
@@ -156,7 +158,45 @@ def test_every_architecture_gives_transformers_logits(
 @pytest.mark.parametrize("kind", [Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1], ids=lambda q: q.name)
 def test_every_quantization_is_dequantized(kind: Q, tmp_path: Path, resolve: Resolve, tiny_tokens: list[str]) -> None:
     family = "Llama" if kind in (Q.BF16, Q.Q4_0) else "Qwen3"
-    check(*write_pair(tmp_path, family, kind, tiny_tokens), resolve)
+    found = check(*write_pair(tmp_path, family, kind, tiny_tokens), resolve)
+    half = {Q.F16: "float16", Q.BF16: "bfloat16"}.get(kind)
+    assert found.config["torch_dtype"] == (half or "float32")
+    assert dtypes(found) == {"F32"} | (
+        {{"float16": "F16", "bfloat16": "BF16"}[half]} if half else set()
+    )  # norms are F32
+
+
+def dtypes(model: LocalModel) -> set[str]:
+    with safe_open(model.weights[0], "pt") as file:
+        return {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  no mapping
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_dtype_that_is_asked_for_is_what_quantized_weights_become(
+    dtype: str, tmp_path: Path, resolve: Resolve, tiny_tokens: list[str]
+) -> None:
+    """Half the disk; the bits are those that torch rounds to."""
+    import torch
+
+    file, _ = write_pair(tmp_path, "Llama", Q.Q8_0, tiny_tokens)
+    whole, half = resolve(str(file)), resolve(str(file), dtype=dtype)
+    assert half.path != whole.path
+    assert half.config["torch_dtype"] == dtype
+    assert len(dtypes(half)) == 1
+    with safe_open(whole.weights[0], "pt") as a, safe_open(half.weights[0], "pt") as b:
+        for name in a.keys():  # noqa: SIM118
+            assert torch.equal(a.get_tensor(name).to(getattr(torch, dtype)), b.get_tensor(name)), name
+
+
+def test_bfloat16_is_rounded_as_torch_does() -> None:
+    import torch
+
+    values = np.random.default_rng(0).normal(0, 1e3, 4096).astype(np.float32)
+    values[:6] = [0.0, -0.0, np.inf, -np.inf, 1e-42, 3.3895e38]
+    ties = (np.arange(64, dtype=np.uint32) << 16 | 0x8000).view(np.float32) * np.float32(1)  # halfway between two
+    for x in (values, ties):
+        expected = torch.from_numpy(x.copy()).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+        np.testing.assert_array_equal(bfloat16(x), expected)
 
 
 @pytest.mark.parametrize("kind", [Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K], ids=lambda q: q.name)
