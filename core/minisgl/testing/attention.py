@@ -205,7 +205,7 @@ class AttentionBench:
         """Views of one merged tensor, as the layers give them. The pool has the new K and V already."""
         n, heads = len(loc), self.heads + 2 * self.kv_heads
         merged = self.randn(n, heads * self.head_dim).view(n, heads, self.head_dim)
-        q, k, v = torch.split(merged, [self.heads, self.kv_heads, self.kv_heads], dim=1)  # type: ignore[no-untyped-call]
+        q, k, v = torch.split(merged, [self.heads, self.kv_heads, self.kv_heads], dim=1)
         pool = self.kv.view(2, -1, self.kv_heads, self.head_dim)
         at = torch.from_numpy(np.asarray(loc, np.int64)).to(self.device)
         k.copy_(pool[0, at])
@@ -248,7 +248,7 @@ class GraphBench:
 
         def call() -> None:
             b.backend.graph_prologue(meta, view)
-            q, k, v = torch.split(self._merged[:n], [b.heads, b.kv_heads, b.kv_heads], dim=1)  # type: ignore[no-untyped-call]
+            q, k, v = torch.split(self._merged[:n], [b.heads, b.kv_heads, b.kv_heads], dim=1)
             self._out[:n].copy_(b.backend.forward(q, k, v, b.kv, self.layer, meta, view))
 
         return call
