@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from minisgl_cli.bench.offline import parse_range, positive, show
 from minisgl_cli.bench.others import OthersCPU
 from minisgl_cli.bench.report import json_line, table
 from minisgl_cli.options import parse, set_logging
+from minisgl_cli.simulate.options import number
 
 if TYPE_CHECKING:
     from minisgl.client.pipeline import Pipeline
@@ -25,6 +27,7 @@ BOUNDS = {"output_tokens_per_s": 0.10, "ttft_s": 0.20}  # share of the real valu
 REPEATS = 2
 Range = tuple[int, int]
 BUSY = 0.1  # cores of other processes, above which a run on a CPU says little
+WAIT_S = 1.0  # in which it is seen whether the machine is quiet
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +44,8 @@ class Trace:
         return f"{self.requests}:{show(self.input_len)}:{show(self.output_len)}:{self.rate:g}"
 
 
-CALIBRATE_ON = Trace(40, (16, 256), (8, 64), 2.2)
-PREDICT = (Trace(28, (64, 400), (32, 80), 1.1), Trace(40, (16, 128), (32, 96), 4.0))
+CALIBRATE_ON = Trace(32, (16, 256), (8, 64), 2.4)
+PREDICT = (Trace(20, (64, 400), (32, 80), 1.3), Trace(40, (16, 128), (32, 96), 4.0))
 
 
 def parse_trace(text: str) -> Trace:
@@ -75,6 +78,13 @@ def arguments(parser: ArgumentParser) -> None:
         help=f"requests that are predicted; repeatable ({', '.join(t.label for t in PREDICT)})",
     )
     parser.add_argument("--bench-seed", type=int, default=0, metavar="N", help="of the requests")
+    parser.add_argument(
+        "--patience",
+        type=number(0),
+        default=60.0,
+        metavar="S",
+        help="seconds to spend, on a CPU, on waiting for other processes and on runs that they disturbed (60)",
+    )
     parser.add_argument("--steps", type=Path, metavar="FILE", help="keep the measured steps, for simulate --calibrate")
 
 
@@ -86,17 +96,15 @@ def run(argv: list[str]) -> int:
         raise ConfigError(f"--steps {args.steps}: there is no folder {str(args.steps.parent)!r}")
     from minisgl.client.pipeline import Pipeline
     from minisgl_cli.simulate.calibrate import fit, write_steps
-    from minisgl_cli.simulate.replay import timed
 
     traces: Sequence[Trace] = args.predict or PREDICT
     with Pipeline(loaded.settings, registry=registry, hooks=hooks) as pipeline:
-        timer = timed(pipeline)
-        steps, real = _measure(pipeline, timer.steps, args.calibrate_on, traces, args.bench_seed)
+        steps, real = Bench(pipeline, args.bench_seed, args.patience).measure(args.calibrate_on, traces)
         cost = fit(steps)
         rows, verdicts = [], []
         for trace in traces:
             simulated = _simulate(pipeline, cost, _requests(trace, args.bench_seed))
-            runs = real[trace.label]
+            runs = real[trace]
             rows += [_row(trace, f"real {i}", r) for i, r in enumerate(runs, 1)]
             rows.append(_row(trace, "simulated", simulated))
             verdicts += [compare(trace.label, key, [r[key] for r in runs], simulated[key]) for key in BOUNDS]
@@ -115,29 +123,57 @@ def _requests(trace: Trace, seed: int) -> list[Request]:
     return at_rate(draw(Synthetic(trace.requests, trace.input_len, trace.output_len), seed), trace.rate)
 
 
-def _measure(
-    pipeline: Pipeline, steps: list[MeasuredStep], on: Trace, traces: Sequence[Trace], seed: int
-) -> tuple[list[MeasuredStep], dict[str, list[dict[str, Any]]]]:
-    """The steps of the trace ``on``, and the summaries of ``traces`` by label. Everything runs twice, the second time in the
-    opposite order, so that a machine that gets slower or faster meanwhile does so for all alike."""
-    _real(pipeline, Trace(4, (16, 64), (8, 8), 20.0), seed)  # warm up
-    kept: list[MeasuredStep] = []
-    found: dict[str, list[dict[str, Any]]] = {t.label: [] for t in (on, *traces)}
-    order = [on, *traces]
-    for turn in range(REPEATS):
-        for trace in order if turn % 2 == 0 else order[::-1]:
-            steps.clear()
-            found[trace.label].append(_real(pipeline, trace, seed))
-            if trace is on:
-                kept += steps
-    return kept, found
+class Bench:
+    """Plays traces into ``pipeline``. ``patience``: seconds that may go into waiting for a quiet machine."""
+
+    def __init__(self, pipeline: Pipeline, seed: int, patience: float) -> None:
+        from minisgl_cli.simulate.replay import timed
+
+        self._pipeline, self._seed = pipeline, seed
+        self._patience = patience if pipeline.info.device.startswith("cpu") else 0.0
+        self._timer = timed(pipeline)
+
+    def measure(
+        self, on: Trace, traces: Sequence[Trace]
+    ) -> tuple[list[MeasuredStep], dict[Trace, list[dict[str, Any]]]]:
+        """The steps of the trace ``on``, and the medians of each of ``traces``. Everything runs twice, the second time in the
+        opposite order, so that a machine that gets slower or faster meanwhile does so for all alike."""
+        self._play(Trace(4, (16, 64), (8, 8), 20.0))  # warm up
+        steps: list[MeasuredStep] = []
+        found: dict[Trace, list[dict[str, Any]]] = {t: [] for t in (on, *traces)}
+        order = list(found)
+        for turn in range(REPEATS):
+            for trace in order if turn % 2 == 0 else order[::-1]:
+                found[trace].append(self._undisturbed(trace))
+                if trace == on:
+                    steps += self._timer.steps
+        return steps, found
+
+    def _undisturbed(self, trace: Trace) -> dict[str, Any]:
+        """One run, in a quiet machine if there is patience left to wait for it."""
+        while True:
+            start = time.perf_counter()
+            while self._patience > time.perf_counter() - start and _busy_for(WAIT_S):
+                pass
+            waited = time.perf_counter() - start
+            found = self._play(trace)
+            if found["others"] is None or found["others"] <= BUSY or self._patience <= 0:
+                return found
+            self._patience -= waited + found["seconds"]
+
+    def _play(self, trace: Trace) -> dict[str, Any]:
+        from minisgl_cli.simulate.replay import replay
+
+        self._timer.steps.clear()
+        others = OthersCPU()
+        return _medians(replay(self._pipeline, _requests(trace, self._seed))) | {"others": others.cores}
 
 
-def _real(pipeline: Pipeline, trace: Trace, seed: int) -> dict[str, Any]:
-    from minisgl_cli.simulate.replay import replay
-
+def _busy_for(seconds: float) -> bool:
+    """Whether other processes use the machine for the next ``seconds``."""
     others = OthersCPU()
-    return _medians(replay(pipeline, _requests(trace, seed))) | {"others": others.cores}
+    time.sleep(seconds)
+    return (others.cores or 0.0) > BUSY
 
 
 def _simulate(pipeline: Pipeline, cost: Fitted, requests: Sequence[Request]) -> dict[str, Any]:

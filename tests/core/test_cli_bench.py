@@ -64,7 +64,18 @@ def test_simulator_plays_the_same_requests_for_real_and_in_virtual_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, steps = write_byte_model(tmp_path / "model", 128, weights=True), tmp_path / "steps.jsonl"
-    argv = ["bench", "simulator", "--calibrate-on", "6:4-40:3-9:100", "--predict", "5:8-60:5:80", "--steps", str(steps)]
+    argv = [
+        "bench",
+        "simulator",
+        "--calibrate-on",
+        "6:4-40:3-9:100",
+        "--predict",
+        "5:8-60:5:80",
+        "--patience",
+        "0",
+        "--steps",
+        str(steps),
+    ]
     assert main([*argv, "--model", str(model), "--engine.threads", "1"]) == 0
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     found = json.loads(line)
