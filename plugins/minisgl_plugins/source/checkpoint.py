@@ -14,6 +14,10 @@ from .artifacts import Progress, build_once, convert
 
 INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
+TOKENIZER_FILES = (  # what a conversion is made of
+    "tokenizer.model", "vocab.json", "merges.txt", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json",
+    "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -119,9 +123,7 @@ def tokenizer_folder(path: Path, cache: Path, progress: Progress) -> Path | None
     model has no tokenizer."""
     if (path / "tokenizer.json").is_file():
         return path
-    files = [
-        f for f in ("tokenizer.model", "vocab.json", "merges.txt", "tokenizer_config.json") if (path / f).is_file()
-    ]
+    files = [f for f in TOKENIZER_FILES if (path / f).is_file()]
     if "tokenizer.model" not in files and not {"vocab.json", "merges.txt"} <= set(files):
         return None
     digest = sha256()

@@ -17,7 +17,17 @@ Report = Callable[[int, int], None]
 
 
 def convert_tokenizer(source: Path, target: Path, report: Report) -> None:
-    """Any tokenizer that transformers knows to a folder with tokenizer.json and tokenizer_config.json."""
+    """SentencePiece's file, or any tokenizer that transformers knows, to a folder with tokenizer.json and tokenizer_config.json."""
+    if (source / "tokenizer.model").is_file():
+        from minisgl_plugins.source.spm_file import convert_spm, read_spm
+
+        try:
+            model = read_spm((source / "tokenizer.model").read_bytes())
+        except (ValueError, KeyError, AttributeError):
+            pass  # Llama 3 has a file of another kind under this name
+        else:
+            convert_spm(model, source, target)
+            return
     from transformers import AutoTokenizer
 
     try:
