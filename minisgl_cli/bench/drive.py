@@ -54,10 +54,8 @@ def run_jobs(pipeline: Pipeline, jobs: Sequence[Job], temperature: float) -> Ran
     start = time.perf_counter()
     outputs: list[Ids] = [[] for _ in jobs]
     first, last, cached = [0.0] * len(jobs), [0.0] * len(jobs), 0
-    waiting: dict[int, int] = {}  # uid -> job
-    for i, job in enumerate(jobs):
-        [uid] = pipeline.submit(GenerateRequest(ids=tuple(job.ids), sampling=_sampling(temperature, job.max_new)))
-        waiting[uid] = i
+    requests = [GenerateRequest(ids=tuple(job.ids), sampling=_sampling(temperature, job.max_new)) for job in jobs]
+    waiting = {uid: i for i, [uid] in enumerate(pipeline.submit_all(requests))}  # uid -> job
     while waiting:
         found = pipeline.step()
         now = time.perf_counter() - start

@@ -180,3 +180,39 @@ def test_after_closing_requests_and_open_streams_are_refused_at_once(folder: Pat
         llm.generate("abc", ALL)
     with pytest.raises(Fault, match="is closed"):
         llm.pipeline.step()
+
+
+@pytest.mark.parametrize(
+    ("ignore_eos", "options", "order"),
+    [
+        (True, {}, [1, 3, 0, 2]),
+        (False, {}, [0, 1, 2, 3]),
+        (True, {"scheduler": {"use": "chunked", "chunked": {"order": "fcfs"}}}, [0, 1, 2, 3]),
+    ],
+)
+def test_a_batch_that_ignores_eos_runs_longest_first_unless_an_order_is_set(
+    ignore_eos: bool, options: dict[str, Any], order: list[int], folder: Path
+) -> None:
+    """One row at a time, so that requests end in the order in which they ran."""
+    lengths, ended = (2, 7, 1, 5), []
+    with open_llm(folder, limits={"max_running": 1}, **options) as llm:
+        requests = [
+            GenerateRequest(text="abcdefgh", sampling=SamplingParams(max_tokens=n, ignore_eos=ignore_eos))
+            for n in lengths
+        ]
+        uids = llm.pipeline.submit_all(requests)
+        while not llm.pipeline.idle:
+            ended += [out.uid for out in llm.pipeline.step() if getattr(out, "finish", None)]
+        texts = [o.text for o in llm.generate(["abcdefgh"] * 4, [r.sampling for r in requests])]
+    assert uids == [[0], [1], [2], [3]]
+    assert ended == order
+    assert texts == ["abcdefgh"[:n] for n in lengths]
+
+
+def test_a_batch_with_a_wrong_request_leaves_nothing_behind(folder: Path) -> None:
+    with open_llm(folder) as llm:
+        with pytest.raises(RequestError):
+            llm.pipeline.submit_all([GenerateRequest(text="a"), GenerateRequest(text="a", n=0)])
+        while not llm.pipeline.idle:
+            assert llm.pipeline.step() == []
+        assert llm.generate("xyz", ALL)[0].text == "xyz"

@@ -32,7 +32,7 @@ from minisgl.base.types import (
 )
 from minisgl.client.components import choose, scan
 from minisgl.client.progress import progress_bars
-from minisgl.client.prompts import Prompt, as_prompts, prompt_request, refusal
+from minisgl.client.prompts import Prompt, as_prompts, longest_first, prompt_request, refusal
 from minisgl.config.load import load_settings
 from minisgl.config.schema import Settings
 from minisgl.engine.build import build_engine
@@ -114,6 +114,26 @@ class Pipeline:
 
     def submit(self, request: GenerateRequest) -> list[int]:
         """Queue a request; returns the uids of its ``n`` outputs. Raises: RequestError; Fault after ``close``."""
+        uids, admits = self._admits(request)
+        self.port.inputs.extend(admits)
+        return uids
+
+    def submit_all(self, requests: Sequence[GenerateRequest]) -> list[list[int]]:
+        """Queue a batch, all or none; returns the uids of each request. Raises: as ``submit``, for the first that is wrong.
+        One that ignores EOS is queued longest first (see ``longest_first``) unless the scheduler's option ``order`` is set."""
+        taken: list[tuple[list[int], list[Admit]]] = []
+        try:
+            for request in requests:
+                taken.append(self._admits(request))
+        except RequestError:
+            self.cancel([uid for uids, _ in taken for uid in uids])
+            raise
+        admits = [a for _, more in taken for a in more]
+        ordered = "order" in self.settings.options("scheduler", self.settings.use("scheduler")[0])
+        self.port.inputs.extend(admits if ordered else longest_first(requests, admits))
+        return [uids for uids, _ in taken]
+
+    def _admits(self, request: GenerateRequest) -> tuple[list[int], list[Admit]]:
         self._need_open()
         integer(request.n, "n", 1, MAX_N)  # before uids are made of it
         self.hooks.call("check_request", request=request, info=self.info)
@@ -123,8 +143,7 @@ class Pipeline:
         for out in outputs:
             if isinstance(out, Refused):
                 raise refusal(out)
-        self.port.inputs.extend(admits)
-        return uids
+        return uids, admits
 
     def step(self) -> list[TextOutput]:
         """One pass of the engine; what is new of every request. Deltas carry ``uid``."""
@@ -301,14 +320,8 @@ class LLM:
     def _open(self, requests: Sequence[GenerateRequest]) -> tuple[list[int], deque[TextOutput]]:
         """Submit all or none; returns the uids of the outputs, and the box they come into. Raises: RequestError."""
         box: deque[TextOutput] = deque()
-        uids: list[int] = []
         with self._alone():
-            try:
-                for request in requests:
-                    uids += self.pipeline.submit(request)
-            except RequestError:
-                self.pipeline.cancel(uids)
-                raise
+            uids = [uid for mine in self.pipeline.submit_all(requests) for uid in mine]
             self._boxes.update(dict.fromkeys(uids, box))
         return uids, box
 

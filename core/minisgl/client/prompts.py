@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from minisgl.base.errors import RequestError
-from minisgl.base.types import GenerateRequest, Refused
+from minisgl.base.types import Admit, GenerateRequest, Refused
 
 Prompt = str | Sequence[int]
 
@@ -33,6 +33,14 @@ def prompt_request(prompt: Prompt) -> GenerateRequest:
         return GenerateRequest(ids=tuple(operator.index(i) for i in prompt))
     except TypeError as exc:
         raise RequestError(f"a prompt must be a text or token ids, not {prompt!r:.80}", param="prompt") from exc
+
+
+def longest_first(requests: Sequence[GenerateRequest], admits: Sequence[Admit]) -> Sequence[Admit]:
+    """The order in which a batch is queued. If all of it ignores EOS, its lengths are known, and a long one that came last would
+    run alone at the end."""
+    if not all(r.sampling.ignore_eos for r in requests):
+        return admits
+    return sorted(admits, key=lambda a: -a.sampling.max_new)
 
 
 def refusal(out: Refused) -> RequestError:

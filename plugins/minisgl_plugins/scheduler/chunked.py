@@ -40,7 +40,8 @@ class ChunkedScheduler(SchedulerPolicy):
         order: Literal["fcfs", "longest"] = Field(
             "fcfs",
             description="among equal priorities: first come first served, or the longest remaining output first, for batches "
-            "that are to end together (a short request waits while longer ones come)",
+            "that are to end together (a short request waits while longer ones come). Batches of LLM.generate and bench offline "
+            "that ignore EOS come longest first unless this is set",
         )
         tile_tokens: int | None = Field(
             None, ge=1, description="a step that prompts fill gets a multiple of this many tokens if the budget has one"
