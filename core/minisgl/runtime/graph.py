@@ -151,6 +151,7 @@ class GraphRunner:
 
         def layers() -> None:
             state = self._state
+            view.pos = self._pos[:rows]  # another object: an op may keep what it derives from a step's positions
             self._fill(
                 state.n_decode, state.order, state.kv_len, state.next_token, state.table, self._rows.page_size,
                 view.slot, view.kv, view.pos, view.loc, batch.tokens,
