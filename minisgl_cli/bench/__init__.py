@@ -8,6 +8,7 @@ BENCHES = {
     "offline": ("minisgl_cli.bench.offline", "tokens per second of named workloads, or in turn with transformers"),
     "serve": ("minisgl_cli.bench.serve", "latency under load, of a server that runs or of one that it starts"),
     "stream": ("minisgl_cli.bench.stream", "stream chunks a second and times to the first byte, without a model"),
+    "step": ("minisgl_cli.bench.step", "one decode step: device, host, graphs, changes and sampling"),
     "host": ("minisgl_cli.bench.host", "time of scheduling and of the prefix cache, without a model"),
     "simulator": ("minisgl_cli.bench.simulator", "what minisgl simulate predicts, against the real engine"),
     "load": ("minisgl_cli.bench.load", "how fast weights are read, in turn with one sequential read"),

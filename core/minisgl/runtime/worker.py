@@ -122,7 +122,7 @@ class Worker:
         hidden = self.model(b)
         self.state.kv_len.index_copy_(0, slot, kv)
         if not len(at.sample):
-            return Pending(plan.step, torch.empty(0, dtype=torch.int32), stop_ids)
+            return self._read(plan.step, known[:0], stop_ids)
         if len(at.sample) < view.n_tokens:
             hidden = hidden.index_select(0, sample)
         picked = self._sample(self.model.logits(hidden, b), SampleRows(at.sampled, out, sampled, before))
