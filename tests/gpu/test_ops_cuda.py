@@ -285,3 +285,53 @@ def test_triton_ops_in_a_graph_follow_their_inputs():
         assert torch.equal(got, call())
         assert torch.equal(got_pool[:, :63], pool[:, :63])  # the dummy page is written by several rows
         assert got_pool[:, :63].any()
+
+
+MIXTURES = [("sgl", 8, 2), ("sgl", 128, 8), ("torch", 8, 2), ("torch", 128, 8)]
+
+
+def mixture_by_hand(x, logits, gate_up, down, top_k, renormalize):
+    """One expert after the other, in float64."""
+    weights, ids = torch.softmax(logits.double(), -1).topk(top_k, -1)
+    weights = weights / weights.sum(-1, keepdim=True) if renormalize else weights
+    out = torch.zeros(x.shape, dtype=torch.float64, device=DEVICE)
+    for expert in range(len(gate_up)):
+        token, choice = (ids == expert).nonzero(as_tuple=True)
+        gate, up = (x[token].double() @ gate_up[expert].double().T).chunk(2, -1)
+        out.index_add_(0, token, weights[token, choice, None] * (F.silu(gate) * up @ down[expert].double().T))
+    return out
+
+
+def mixture_inputs(n, experts, hidden, width, seed=0):
+    """Logits of rising values, so that bfloat16 leaves no ties between experts."""
+    g = torch.Generator(DEVICE).manual_seed(seed)
+    rank = torch.rand(n, experts, generator=g, device=DEVICE).argsort(-1)
+    logits = (rank.float() / 16).bfloat16()
+    gate_up = random(experts, 2 * width, hidden, scale=hidden**-0.5)
+    return random(n, hidden, seed=seed), logits, gate_up, random(experts, hidden, width, scale=width**-0.5)
+
+
+@pytest.mark.parametrize(("name", "experts", "top_k"), MIXTURES)
+@pytest.mark.parametrize("n", ROWS)
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_moe(name, experts, top_k, n, renormalize):
+    moe = ops(name, torch.bfloat16)["moe"]
+    for hidden, width in ((2048, 768), (1032, 200)):
+        inputs = mixture_inputs(n, experts, hidden, width)
+        close(moe(*inputs, top_k, renormalize), mixture_by_hand(*inputs, top_k, renormalize), torch.bfloat16)
+
+
+@pytest.mark.parametrize(("name", "experts", "top_k"), [m for m in MIXTURES if m[0] == "sgl"])
+@pytest.mark.parametrize("n", [1, 64])
+def test_moe_in_a_graph_follows_the_router(name, experts, top_k, n):
+    """K1: captured where tokens choose one expert, replayed where they choose others."""
+    moe = ops(name, torch.bfloat16)["moe"]
+    x, logits, gate_up, down = mixture_inputs(n, experts, 512, 256)
+    logits[:, :top_k] += 32
+    graph, out = replayed(lambda: moe(x, logits, gate_up, down, top_k, True))
+    for turn in range(3):
+        new_x, new_logits, *_ = mixture_inputs(n, experts, 512, 256, seed=5 + turn)
+        x.copy_(new_x)
+        logits.copy_(new_logits)
+        graph.replay()
+        close(out, mixture_by_hand(x, logits, gate_up, down, top_k, True), torch.bfloat16)

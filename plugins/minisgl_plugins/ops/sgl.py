@@ -1,4 +1,4 @@
-"""Ops from sgl_kernel (distribution sglang-kernel): norms and activation in half precision on CUDA."""
+"""Ops from sgl_kernel (distribution sglang-kernel): norms, activation and mixtures of experts in half precision on CUDA."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from minisgl.api import ConfigError
 from minisgl.api.device import Ops, OpsContext, OpTable
+from minisgl_plugins.ops.triton_moe import Order, most_padded, products, tiles_for
 
 HALVES = (torch.float16, torch.bfloat16)
 PACK = 8  # elements that its activation kernel reads at once
@@ -32,7 +33,8 @@ class SglOps(Ops):
             raise ConfigError(f"ops 'sgl' cannot be used: {reason}; use ops=auto, or 'torch' on any device")
 
     def table(self) -> OpTable:
-        return {"rms_norm": rms_norm, "add_rms_norm": add_rms_norm, "silu_mul": silu_mul}
+        table: OpTable = {"rms_norm": rms_norm, "add_rms_norm": add_rms_norm, "silu_mul": silu_mul}
+        return table | {"moe": moe} if find_spec("triton") is not None else table
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -61,3 +63,33 @@ def silu_mul(x: Tensor) -> Tensor:
 
     out: Tensor = sgl_kernel.silu_and_mul(x.contiguous())
     return out
+
+
+def moe(x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, top_k: int, renormalize: bool) -> Tensor:
+    """Choice, sorting and sum by its kernels, the products by ours. Never waits for the device."""
+    import sgl_kernel
+
+    n, experts = logits.shape
+    weights = torch.empty((n, top_k), dtype=torch.float32, device=x.device)
+    ids = torch.empty((n, top_k), dtype=torch.int32, device=x.device)
+    sgl_kernel.topk_softmax(weights, ids, logits.contiguous(), renormalize)
+    tiles = tiles_for(n * top_k, experts)
+    done = products(x, weights, gate_up, down, by_expert(ids, experts, tiles.rows), tiles)
+    if x.shape[1] % (2 * PACK):  # its kernel for many tokens would leave the last columns out
+        return done.sum(1)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    sgl_kernel.moe_sum_reduce(done, out, 1.0)
+    return out
+
+
+def by_expert(ids: Tensor, experts: int, rows: int) -> Order:
+    """Args: ids: [n, top_k] int32, the experts of each token. rows: pairs of a block."""
+    import sgl_kernel
+
+    size = most_padded(ids.numel(), experts, rows)
+    pairs, expert, padded, scratch = (
+        torch.empty(length, dtype=torch.int32, device=ids.device) for length in (size, size // rows, 1, experts + 2)
+    )
+    # It counts pairs that go to no expert as expert 0 and has room for them in its scratch: hence one more.
+    sgl_kernel.moe_align_block_size(ids, experts + 1, rows, pairs, expert, padded, scratch, True)
+    return Order(pairs, expert, padded)

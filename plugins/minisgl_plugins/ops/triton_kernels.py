@@ -98,3 +98,64 @@ def decode_rows(
     tl.store(kv + i, p + 1, mask=inside)
     tl.store(tokens + i, tl.load(next_token + s, mask=inside & live, other=0), mask=inside)
     tl.store(loc + i, page * page_size + p % page_size, mask=inside)
+
+
+@triton.jit
+def experts_gate_up(
+    x, weight, out, pairs, expert_of, padded, num_pairs, top_k,
+    HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """``silu(x @ gate.T) * (x @ up.T)`` of pairs (token, expert), one program for each (block of pairs of one expert, block of
+    columns). ``pairs`` [blocks * ROWS]: pair numbers by expert, ``num_pairs`` or more where a block is not full;
+    ``expert_of`` [blocks]; ``padded`` [1]: how many of ``pairs`` are used. x [tokens, hidden], weight [experts, 2 * width,
+    hidden], out [num_pairs, width]."""
+    column_blocks = tl.cdiv(WIDTH, COLUMNS)
+    block = tl.program_id(0) // column_blocks
+    if block * ROWS < tl.load(padded):
+        pair = tl.load(pairs + block * ROWS + tl.arange(0, ROWS))
+        live = pair < num_pairs
+        column = tl.program_id(0) % column_blocks * COLUMNS + tl.arange(0, COLUMNS)
+        k = tl.arange(0, DEPTH)
+        rows = x + (tl.where(live, pair, 0) // top_k).to(tl.int64)[:, None] * HIDDEN + k[None, :]
+        first = weight + tl.load(expert_of + block).to(tl.int64) * (2 * WIDTH * HIDDEN)
+        gates = first + column[None, :] * HIDDEN + k[:, None]
+        ups = gates + WIDTH * HIDDEN
+        gate = tl.zeros((ROWS, COLUMNS), tl.float32)
+        up = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for start in range(0, HIDDEN, DEPTH):
+            inside = k < HIDDEN - start
+            mask = inside[:, None] & (column < WIDTH)[None, :]
+            a = tl.load(rows + start, mask=live[:, None] & inside[None, :], other=0.0)
+            gate = tl.dot(a, tl.load(gates + start, mask=mask, other=0.0), gate)
+            up = tl.dot(a, tl.load(ups + start, mask=mask, other=0.0), up)
+        value = gate * tl.sigmoid(gate) * up
+        to = out + pair.to(tl.int64)[:, None] * WIDTH + column[None, :]
+        tl.store(to, value, mask=live[:, None] & (column < WIDTH)[None, :])
+
+
+@triton.jit
+def experts_down(
+    x, weight, scale, out, pairs, expert_of, padded, num_pairs,
+    HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """``scale * (x @ down.T)`` of pairs, as ``experts_gate_up``. x [num_pairs, width], weight [experts, hidden, width],
+    scale [num_pairs], out [num_pairs, hidden]."""
+    column_blocks = tl.cdiv(HIDDEN, COLUMNS)
+    block = tl.program_id(0) // column_blocks
+    if block * ROWS < tl.load(padded):
+        pair = tl.load(pairs + block * ROWS + tl.arange(0, ROWS))
+        live = pair < num_pairs
+        column = tl.program_id(0) % column_blocks * COLUMNS + tl.arange(0, COLUMNS)
+        k = tl.arange(0, DEPTH)
+        rows = x + tl.where(live, pair, 0).to(tl.int64)[:, None] * WIDTH + k[None, :]
+        first = weight + tl.load(expert_of + block).to(tl.int64) * (HIDDEN * WIDTH)
+        columns = first + column[None, :] * WIDTH + k[:, None]
+        total = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for start in range(0, WIDTH, DEPTH):
+            inside = k < WIDTH - start
+            a = tl.load(rows + start, mask=live[:, None] & inside[None, :], other=0.0)
+            b = tl.load(columns + start, mask=inside[:, None] & (column < HIDDEN)[None, :], other=0.0)
+            total = tl.dot(a, b, total)
+        total *= tl.load(scale + pair, mask=live, other=0.0)[:, None]
+        to = out + pair.to(tl.int64)[:, None] * HIDDEN + column[None, :]
+        tl.store(to, total, mask=live[:, None] & (column < HIDDEN)[None, :])

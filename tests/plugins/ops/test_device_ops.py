@@ -23,6 +23,7 @@ from minisgl_plugins.ops.flashinfer import FlashInferOps, rope, silu_mul
 from minisgl_plugins.ops.sgl import SglOps
 from minisgl_plugins.ops.torch import TorchOps
 from minisgl_plugins.ops.triton import TritonOps
+from minisgl_plugins.ops.triton_moe import Order, Tiles, most_padded, products, tiles_for
 
 INTERPRETED = find_spec("triton") is not None and not torch.cuda.is_available()
 if INTERPRETED:
@@ -145,3 +146,50 @@ def test_decode_rows(live):
     decode_rows(n, order, kv_len, next_token, table, 4, *want)
     for name, a, b in zip(("slot", "kv", "pos", "loc", "tokens"), got, want):
         assert torch.equal(a, b), name
+
+
+def ordered(ids, experts, rows):
+    """``Order`` as sgl_kernel makes it: pairs by expert, each expert's filled up to whole blocks, the rest garbage."""
+    size = most_padded(ids.numel(), experts, rows)
+    pairs, of_block = [], []
+    for expert in range(experts):
+        mine = (ids.view(-1) == expert).nonzero()[:, 0].tolist()
+        blocks = -(-len(mine) // rows)
+        pairs += mine + [ids.numel()] * (blocks * rows - len(mine))
+        of_block += [expert] * blocks
+    assert len(pairs) <= size
+    used, blocks = len(pairs), size // rows
+    pairs, of_block = pairs + [ids.numel()] * (size - used), of_block + [10**6] * (blocks - len(of_block))
+    return Order(*(torch.tensor(x, dtype=torch.int32) for x in (pairs, of_block, [used])))
+
+
+@kernels
+@pytest.mark.parametrize(
+    ("n", "experts", "top_k", "hidden", "width"), [(1, 4, 2, 24, 20), (7, 8, 3, 40, 36), (20, 2, 2, 16, 16)]
+)
+def test_products_of_experts(n, experts, top_k, hidden, width):
+    """Against one expert after the other in float64, with sizes that fill no tile."""
+    x, logits = torch.randn(n, hidden), torch.randn(n, experts)
+    gate_up, down = torch.randn(experts, 2 * width, hidden) / 5, torch.randn(experts, hidden, width) / 5
+    weights, ids = torch.softmax(logits, -1).topk(top_k, -1)
+    tiles = Tiles(16, 16, 16, 4, 2)
+    out = products(x, weights.contiguous(), gate_up, down, ordered(ids, experts, tiles.rows), tiles)
+    for token in range(n):
+        for choice, expert in enumerate(ids[token].tolist()):
+            gate, up = (gate_up[expert].double() @ x[token].double()).chunk(2)
+            want = weights[token, choice] * (down[expert].double() @ (gate / (1 + (-gate).exp()) * up))
+            assert torch.allclose(out[token, choice].double(), want, atol=1e-4)
+
+
+@pytest.mark.parametrize("experts", [8, 128])
+@pytest.mark.parametrize("num_pairs", [8, 56, 2048, 65536])
+def test_room_for_padded_pairs_is_enough_for_any_choice(experts, num_pairs):
+    """K1: it depends on the number of pairs alone, so that a graph serves every choice of the router."""
+    rows = tiles_for(num_pairs, experts).rows
+    size = most_padded(num_pairs, experts, rows)
+    assert size % rows == 0
+    one_each = [num_pairs - experts + 1] + [1] * (experts - 1) if num_pairs >= experts else [1] * num_pairs
+    remainders = [num_pairs // experts // rows * rows + 1] * (experts - 1)
+    for counts in (one_each, [num_pairs], [*remainders, max(num_pairs - sum(remainders), 0)]):
+        if sum(counts) == num_pairs:
+            assert sum(-(-c // rows) * rows for c in counts) <= size
