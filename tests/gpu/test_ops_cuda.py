@@ -287,6 +287,19 @@ def test_triton_ops_in_a_graph_follow_their_inputs():
         assert got_pool[:, :63].any()
 
 
+@pytest.mark.parametrize("name", ["flashinfer", "torch"])
+def test_rope_in_a_graph_follows_the_positions(name):
+    """The same tensor of positions, filled anew before each replay."""
+    rope, cos_sin = ops(name, torch.bfloat16)["rope"], cos_sin_table(128)
+    q, k, _ = merged(4, 4, 2, 128, torch.bfloat16)
+    pos = torch.zeros(4, dtype=torch.int64, device=DEVICE)
+    graph, (out, _) = replayed(lambda: rope(q.clone(), k.clone(), pos, cos_sin))
+    for turn in range(2):
+        pos.copy_(torch.arange(4) * 100 + turn)
+        graph.replay()
+        close(out, turned(q, pos, cos_sin), torch.bfloat16)
+
+
 MIXTURES = [("sgl", 8, 2), ("sgl", 128, 8), ("torch", 8, 2), ("torch", 128, 8)]
 
 
