@@ -132,6 +132,7 @@ class Served:
             self._to_engine,
             settings.limits.queue,
             check=lambda r, info: self.hooks.call("check_request", request=r, info=info),
+            first_token_s=settings.server.request_timeout_s,
         )
         self.admitted: list[Admit] = []  # what reached the engine
         self.aborted: list[tuple[int, float]] = []  # uid, time.monotonic

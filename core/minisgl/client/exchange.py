@@ -43,9 +43,18 @@ class ClientGone(Exception):
     """The client closed the connection; nothing is sent to it any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class ErrorShape:
+    """How an API writes errors: ``body`` of an answer, ``frame`` of a stream, which it ends with ``done``."""
+
+    body: Callable[[RequestError], bytes] = error_body
+    frame: Callable[[RequestError], bytes] = lambda error: b"data: " + error_body(error) + b"\n\n"
+    done: bytes = DONE
+
+
 @dataclass(slots=True)
 class HttpState:
-    """What the host keeps for one request. ``cut`` is set when a shutdown does not wait for it any longer."""
+    """What the host keeps for one request. ``errors``: a handler of another API sets it. ``cut`` is set when a shutdown does not wait for it any longer."""
 
     request_id: str
     cut: asyncio.Event
@@ -53,6 +62,8 @@ class HttpState:
     keep_alive_s: float
     started: float = field(default_factory=time.monotonic)  # seconds
     status: int = 0
+    complete: bool = False  # the last byte is sent
+    errors: ErrorShape = ErrorShape()
     handler: str = "none"  # the route's path as it is declared
 
 
@@ -171,30 +182,38 @@ class EventStream:
         self._send = send
         self._state = state
         self._prologue = prologue
-        self._lock = asyncio.Lock()  # a comment must not overtake the head or split a frame
+        self._lock = asyncio.Lock()  # only one may send the head
+        self._finished = False
         self._last_ns = -(1 << 62)  # of the last frame; long ago
         self.started = False
 
     async def send(self, frames: bytes) -> None:
         """Send whole frames (``data: ...`` and an empty line); waits while the client does not read."""
+        self._last_ns = time.monotonic_ns()
+        if not self.started:
+            await self._first(frames)
+        else:
+            await self._send({"type": "http.response.body", "body": frames, "more_body": True})
+
+    async def _first(self, frames: bytes) -> None:
         async with self._lock:
             if not self.started:
                 frames = await self._start() + frames
-            self._last_ns = time.monotonic_ns()
             await self._send({"type": "http.response.body", "body": frames, "more_body": True})
 
     async def finish(self, frames: bytes = b"") -> None:
-        """Send the last frames and ``[DONE]``, and end the answer."""
+        """Send the last frames and what ends a stream of this API, ``[DONE]``, and end the answer."""
         async with self._lock:
+            self._finished = True
             if not self.started:
                 frames = await self._start() + frames
-            await self._send({"type": "http.response.body", "body": frames + DONE})
+            await self._send({"type": "http.response.body", "body": frames + self._state.errors.done})
 
     async def fail(self, error: RequestError) -> None:
         """One error frame and the end."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
-                await self.finish(b"data: " + error_body(error) + b"\n\n")
+                await self.finish(self._state.errors.frame(error))
 
     async def run(self, produce: Callable[[EventStream], Awaitable[None]]) -> None:
         idle = asyncio.ensure_future(self._idle())
@@ -206,8 +225,8 @@ class EventStream:
 
     async def _start(self) -> bytes:
         """Under the lock. Returns: what goes before the first frame."""
-        self.started = True
         await self._send({"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)})
+        self.started = True
         return self._prologue()
 
     async def _idle(self) -> None:
@@ -216,6 +235,8 @@ class EventStream:
         period_s = self._state.keep_alive_s
         while True:
             quiet_s = (time.monotonic_ns() - self._last_ns) * 1e-9
+            if self._finished:
+                return
             if quiet_s >= period_s:
                 await self.send(KEEP_ALIVE)
                 quiet_s = 0.0

@@ -13,7 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 
 from minisgl.base.errors import RequestError
-from minisgl.client.envelope import clip, error_body, internal_error, unavailable
+from minisgl.client.envelope import clip, internal_error, unavailable
 from minisgl.client.exchange import REQUEST_ID, STATE, ClientGone, HttpState, log
 from minisgl.client.keys import api_keys, matches
 from minisgl.observe.logs import FIELDS
@@ -70,18 +70,21 @@ class Envelope:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 _finish_head(message, state, self.more_headers(scope))
+            elif not message.get("more_body"):
+                state.complete = True
             await send(message)
 
         try:
             await self.app(scope, receive, send_with_id)
         except ClientGone:
-            state.status = STATUS_CLIENT_GONE
+            if not state.complete:  # after the last byte a server calls every client gone
+                state.status = STATUS_CLIENT_GONE
         except Exception as exc:
             if state.status:  # the answer has begun: all that is left is to break the connection
                 raise
             answer = self._answerable(exc, scope, state)
             self.meter.counter("request_rejected", answer.error.code or "none").add()
-            await _send_error(send_with_id, answer)
+            await _send_error(send_with_id, answer, state.errors.body)
         finally:
             self._count(scope, state)
 
@@ -131,8 +134,8 @@ def _finish_head(message: Message, state: HttpState, more: list[tuple[bytes, byt
     message["headers"] = [*headers.raw, *more]
 
 
-async def _send_error(send: Send, answer: _Answer) -> None:
-    body = error_body(answer.error)
+async def _send_error(send: Send, answer: _Answer, body_of: Callable[[RequestError], bytes]) -> None:
+    body = body_of(answer.error)
     headers = {"content-type": "application/json", "content-length": str(len(body)), **answer.headers}
     raw = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()]
     await send({"type": "http.response.start", "status": answer.error.status, "headers": raw})

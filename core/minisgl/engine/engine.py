@@ -179,9 +179,11 @@ class Engine:
             self.turn()
 
     def close(self, grace: float = 5.0) -> None:
-        """Stop the executor; idempotent."""
+        """Stop the executor and the observers; idempotent."""
         self._stopping = True
         self.executor.stop(grace)
+        self.observers.call("close")
+        self.observers.active.clear()
 
     # ------------------------------------------------------------------------------------------------ control, observers
 

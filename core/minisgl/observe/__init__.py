@@ -59,6 +59,9 @@ class Observer(Component):
     def request(self, e: RequestEvent) -> None:
         """On each event of a request."""
 
+    def close(self) -> None:
+        """The engine ends; called once, from the engine's thread."""
+
     def snapshot(self) -> Mapping[str, Any]:
         """Counters for /stats and metrics."""
         return {}

@@ -23,8 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-READY = re.compile(r"^ready: (http://\S+)", re.MULTILINE)
-LISTENING = re.compile(r"listening on (http://[^\s,]+)")
+READY = re.compile(r"^ready: (https?://\S+)", re.MULTILINE)
+LISTENING = re.compile(r"listening on (https?://[^\s,]+)")
 
 
 class Server:
