@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
-from minisgl.base.types import Delta, GenerateRequest, SamplingParams
 from minisgl.client.pipeline import Pipeline
 from minisgl.config.load import load_settings
+from minisgl.testing.greedy_traffic import Traffic
 from minisgl.testing.oracle import Agreement, Expected, load
 
 REQUESTS = 200
@@ -36,51 +35,6 @@ def mixed_requests(rng: Random) -> list[Expected]:
     return requests
 
 
-@dataclass
-class Run:
-    """Sends requests as steps go by and aborts some amid their output. ``done``: uids that ended by length."""
-
-    pipeline: Pipeline
-    rng: Random
-    waiting: list[Expected]
-    case_of: dict[int, Expected] = field(default_factory=dict)
-    ids: dict[int, list[int]] = field(default_factory=dict)
-    running: list[int] = field(default_factory=list)
-    done: list[int] = field(default_factory=list)
-    aborted: list[int] = field(default_factory=list)
-
-    def play(self) -> None:
-        while self.waiting or self.running:
-            for _ in range(self.rng.choice((0, 2, 8, 16))):
-                self._send()
-            if self.running and self.rng.random() < 0.08:
-                uid = self.running.pop(self.rng.randrange(len(self.running)))
-                self.pipeline.cancel([uid])
-                self.aborted.append(uid)
-            for out in self.pipeline.step():
-                self._take(out)
-        while not self.pipeline.idle:
-            assert not self.pipeline.step(), "outputs after the last end"
-
-    def _send(self) -> None:
-        if not self.waiting:
-            return
-        case = self.waiting.pop()
-        sampling = SamplingParams(temperature=0.0, max_tokens=len(case.output), ignore_eos=True)
-        [uid] = self.pipeline.submit(GenerateRequest(ids=case.prompt, sampling=sampling))
-        self.case_of[uid], self.ids[uid] = case, []
-        self.running.append(uid)
-
-    def _take(self, out: object) -> None:
-        assert isinstance(out, Delta), out
-        assert out.uid in self.running, f"output of request {out.uid}, which does not run"
-        self.ids[out.uid] += out.ids
-        if out.finish is not None:
-            assert out.finish == "length", out
-            self.running.remove(out.uid)
-            self.done.append(out.uid)
-
-
 @pytest.mark.parametrize("loop", ["sync", "overlap"])
 def test_preempted_requests_answer_as_if_alone(smollm2: Any, loop: str) -> None:
     """The expected ids are those of transformers, one prompt at a time; a request never waits in vain or ends early."""
@@ -95,7 +49,7 @@ def test_preempted_requests_answer_as_if_alone(smollm2: Any, loop: str) -> None:
     }
     settings = load_settings(overrides=overrides, environ={}).settings
     with Pipeline(settings, show_progress=False) as p:
-        run = Run(p, rng, mixed_requests(rng))
+        run = Traffic(p, rng, mixed_requests(rng))
         run.play()
         scheduler = p.engine.scheduler
         scheduler.audit()
@@ -107,10 +61,5 @@ def test_preempted_requests_answer_as_if_alone(smollm2: Any, loop: str) -> None:
     assert len(run.aborted) >= 10
     assert len(run.done) + len(run.aborted) == REQUESTS
     agreement = Agreement()
-    for uid in run.done:
-        case = run.case_of[uid]
-        assert len(run.ids[uid]) == len(case.output)
-        agreement.check(case, run.ids[uid], f"{loop}, request {uid}, prompt of {len(case.prompt)}")
-    for uid in run.aborted:
-        agreement.check(run.case_of[uid], run.ids[uid], f"{loop}, aborted request {uid}")
+    run.check(agreement, loop)
     agreement.enough()

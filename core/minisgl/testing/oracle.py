@@ -13,8 +13,8 @@ MARGIN = 1e-3  # where the two best logits are closer than this, both answers ar
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One prompt's greedy continuation. ``sure``: leading output tokens before the first whose top-2 margin is under
-    ``MARGIN``; only these are compared."""
+    """One prompt's greedy continuation. ``sure``: leading output tokens before the first whose top-2 margin is under a bound,
+    ``MARGIN`` in float32; only these are compared."""
 
     prompt: tuple[int, ...]
     output: tuple[int, ...]
@@ -45,8 +45,8 @@ class Agreement:
         assert self.compared >= share * self.total, f"only {self.compared} of {self.total} positions were compared"
 
 
-def transformers_greedy(model: Any, prompt: Sequence[int], max_new: int) -> Expected:
-    """Greedy continuation by transformers ``generate``, EOS ignored, one prompt at a time."""
+def transformers_greedy(model: Any, prompt: Sequence[int], max_new: int, margin: float = MARGIN) -> Expected:
+    """Greedy continuation by transformers ``generate``, EOS ignored, one prompt at a time. ``margin``: see ``Expected``."""
     import torch
 
     with torch.inference_mode():
@@ -68,7 +68,7 @@ def transformers_greedy(model: Any, prompt: Sequence[int], max_new: int) -> Expe
     sure = len(ids)
     for i, logits in enumerate(out.logits):
         top = torch.topk(logits[0].float(), 2).values
-        if float(top[0] - top[1]) < MARGIN:
+        if float(top[0] - top[1]) < margin:
             sure = i
             break
     return Expected(tuple(prompt), tuple(ids), sure)
