@@ -24,7 +24,8 @@ class Ops(Component):
 
     ``rms_norm(x, weight, eps)``, also of the heads of ``x`` [n, heads, head_dim], whose tokens may lie apart; ``add_rms_norm(x, residual, weight, eps) -> (normed, residual)``, may write in place;
     ``rope(q, k, pos, cos_sin)`` rotates q [n, heads, head_dim] and k [n, kv_heads, head_dim] (half-split layout) with
-    ``cos_sin`` [max_len, rotary_dim] (cosines, then sines), ``pos`` [n] int64, returns (q, k), may write in place;
+    ``cos_sin`` [max_len, rotary_dim] (cosines, then sines), ``pos`` [n] int64, returns (q, k), may write in place, and may keep
+    what it derives from ``pos`` while the same object comes again: every layer of a step has it, and no other step or graph;
     ``store_kv(k, v, kv, loc)`` writes k and v [n, kv_heads, head_dim] to the places ``loc`` [n] int64 of a layer's pool ``kv``
     [2, pages, page_size, kv_heads, head_dim]; a place may come more than once on the dummy page, whose content does not matter;
     ``silu_mul(x)`` [n, 2 * m] -> [n, m];
