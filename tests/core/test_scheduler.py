@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ from minisgl.sched.builder import Builder
 from minisgl.sched.cache import Inserted, Lease
 from minisgl.sched.policy import Deny, ReqView, SchedContext, SchedulerPolicy, SchedView, StepBuilder
 from minisgl.testing.calls import counted
-from minisgl.testing.sim_engine import MakeCache, MakePolicy, SimEngine, build
+from minisgl.testing.sim_engine import MakeCache, MakePolicy, SimEngine, build, check_types
 from minisgl.testing.simulator import expected
 from minisgl_plugins.cache.naive import NaiveCachePolicy
 from minisgl_plugins.cache.radix import RadixCachePolicy
@@ -82,6 +82,7 @@ class Lab(SimEngine):
         plan = self.schedule()
         if plan is not None:
             self.validator.check(plan)
+            check_types(plan)
             self.plans.append(plan)
             self.pending.append(self.device.run(plan))
         return plan
@@ -114,6 +115,21 @@ class Lab(SimEngine):
         for a in admits:
             room = min(self.limits.max_len, self.limits.num_pages * self.limits.page_size)
             assert (self.tokens[a.uid], self.ended[a.uid].finish) == expected(a, room)
+
+
+class Told(SchedulerPolicy):
+    """Does in each pass what the test says."""
+
+    def __init__(self, ctx: SchedContext) -> None:
+        self.tell: Callable[[SchedView, StepBuilder], object] = lambda v, b: None
+
+    def plan(self, v: SchedView, b: StepBuilder) -> None:
+        self.tell(v, b)
+
+
+def tell(lab: Lab, what: Callable[[SchedView, StepBuilder], object]) -> None:
+    assert isinstance(lab.policy, Told)
+    lab.policy.tell = what
 
 
 # ------------------------------------------------------------------------------------------------------------- admission
@@ -389,13 +405,15 @@ def test_free_evictable_and_locked_pages_add_up_when_idle() -> None:
 
 def test_equal_prompts_are_prefilled_once() -> None:
     """n > 1: the others wait for the first and then compute their last page alone."""
-    lab, admits = Lab(), [ask(uid, 30) for uid in range(4)]
-    lab.give(*admits)
-    assert [s.n_new for s in lab.step().spans] == [30]
-    assert [s.n_new for s in lab.step().spans] == [2, 2, 2]
-    lab.finish()
+    lab, text = Lab(), ints(range(50, 80))
+    admits = [ask(uid, 30) for uid in range(4)] + [ask(uid, text) for uid in range(4, 8)]
+    for some in (admits[:4], admits[4:]):
+        lab.give(*some)
+        assert [s.n_new for s in lab.step().spans] == [30]
+        assert [s.n_new for s in lab.step().spans] == [2, 2, 2]
+        lab.finish()
     lab.check(*admits)
-    assert lab.count("cached_tokens_total") == 3 * 28
+    assert lab.count("cached_tokens_total") == 2 * 3 * 28
 
 
 def test_a_request_waits_as_long_as_the_shared_prompt_is_prefilled() -> None:
@@ -467,6 +485,281 @@ def test_a_denied_request_costs_no_lookup_while_it_waits() -> None:
         assert len(lab.step().spans) == 1
     assert lab.cache.calls == first
     assert first <= 2 * 50 + 1
+
+
+def test_what_a_policy_asks_is_looked_up_once_until_the_cache_changes() -> None:
+    """Neither an insert nor what is given up is missed, nor both together."""
+
+    class Counting(RadixCachePolicy):
+        matches = inserts = 0
+
+        def match(self, tokens: I32, namespace: bytes) -> int:
+            self.matches += 1
+            return super().match(tokens, namespace)
+
+        def insert(self, tokens: I32, pages: I32, lease: Lease, namespace: bytes) -> Inserted:
+            self.inserts += 1
+            return super().insert(tokens, pages, lease, namespace)
+
+    lab = Lab(cache=build(Counting), policy=build(Told))
+    cache = lab.cache
+    assert isinstance(cache, Counting)
+    lab.give(ask(0, 17))
+    [waits] = lab.scheduler.view.waiting()
+    seen = []
+
+    def look() -> None:
+        before = cache.matches
+        seen.append([lab.scheduler.view.cached(waits) for _ in range(3)][-1])
+        assert cache.matches == before + 1
+
+    def run(uid: int, prompt: int) -> None:
+        lab.give(ask(uid, prompt, max_new=2))
+        [*_, r] = lab.scheduler.view.waiting()
+        tell(lab, lambda v, b: b.prefill(r))
+        lab.step()
+        lab.step()
+
+    look()
+    run(1, 5)
+    look()
+    run(2, 9)
+    look()
+    run(3, 13)
+    assert lab.scheduler.clear_cache() == 3
+    look()
+    run(4, 5)
+    look()
+    assert lab.scheduler.clear_cache() == 1
+    look()
+    assert seen == [0, 4, 8, 0, 4, 0]
+    assert cache.inserts == 4, "the second token of each fills no page"
+
+
+def test_a_change_of_the_cache_is_noticed_however_it_came_about() -> None:
+    """One insert and one eviction between two looks."""
+    lab = Lab(pages=8, policy=build(Told))
+    tell(lab, lambda v, b: [b.prefill(r) for r in v.waiting() if r.uid != 9])
+    lab.give(ask(1, ints([5] * 8), max_new=1))
+    lab.step()
+    lab.give(ask(9, 9), ask(2, 8, max_new=1))
+    waits = next(r for r in lab.scheduler.view.waiting() if r.uid == 9)
+    assert lab.scheduler.view.cached(waits) == 0
+    lab.step()
+    assert lab.pages.free == 4
+    assert lab.pages.take(5) is not None
+    assert lab.scheduler.view.cached(waits) == 8
+
+
+# --------------------------------------------------------------------------------------------------------------- builder
+
+
+def test_the_budget_shrinks_with_what_is_granted_and_with_the_rows_that_decode() -> None:
+    lab = Lab(batch=20, policy=build(Told))
+    tell(lab, lambda v, b: [b.prefill(r) for r in v.waiting()])
+    lab.give(ask(1, 5), ask(2, ints([7] * 5)))
+    lab.step()
+    lab.give(ask(3, ints([8] * 40)), ask(4, ints([9] * 40)))
+    budgets = []
+
+    def plan(v: SchedView, b: StepBuilder) -> None:
+        c, d = v.waiting()
+        budgets.append(b.budget)
+        b.decode(False)
+        budgets.append(b.budget)
+        assert b.prefill(c, 3).tokens == 3
+        budgets.append(b.budget)
+        b.decode(True)
+        budgets.append(b.budget)
+        assert b.prefill(d, 0).deny is Deny.BUDGET
+        assert b.prefill(d).tokens == 15
+        budgets.append(b.budget)
+        b.decode(False)
+        b.decode()  # exactly enough is left
+        budgets.append(b.budget)
+
+    tell(lab, plan)
+    built = lab.step()
+    assert budgets == [18, 20, 17, 15, 0, 0]
+    assert (built.n_decode, [s.n_new for s in built.spans]) == (2, [3, 15])
+
+
+def test_decode_rows_take_part_only_if_the_budget_has_a_token_for_each() -> None:
+    lab = Lab(batch=20, policy=build(Told))
+    tell(lab, lambda v, b: [b.prefill(r) for r in v.waiting()])
+    lab.give(ask(1, 5), ask(2, ints([7] * 5)))
+    lab.step()
+    lab.give(ask(3, ints([8] * 60)))
+
+    def plan(v: SchedView, b: StepBuilder) -> None:
+        b.decode(False)
+        for r in [*v.waiting(), *v.prefilling()]:
+            assert b.prefill(r, 19).tokens == 19
+        b.decode(True)
+        assert b.budget == 1
+
+    tell(lab, plan)
+    for _ in range(2):
+        built = lab.step()
+        assert (built.n_decode, built.num_tokens) == (0, 19)
+
+
+def test_without_a_reserve_only_known_tokens_must_fit() -> None:
+    """Two prompts of 2 pages each in 4 pages; what they will generate is not asked for."""
+    lab = Lab(pages=4, policy=build(Told))
+    tell(lab, lambda v, b: [b.prefill(r) for r in v.waiting()])
+    lab.give(ask(1, 8), ask(2, ints([7] * 8)))
+    assert len(lab.step().spans) == 2
+
+
+def test_the_reserve_counts_all_kv_of_the_output_to_the_token() -> None:
+    """8 + 10 - 1 tokens have KV: 5 pages each."""
+    for pages, running in ((9, 1), (10, 2)):
+        lab = Lab(pages=pages)
+        lab.give(ask(1, 8, max_new=10), ask(2, ints([7] * 8), max_new=10))
+        lab.step()
+        assert lab.scheduler.n_running == running
+        lab.finish()
+        assert lab.count("preemptions") == 0
+
+
+def test_a_request_that_cannot_fit_now_is_not_leased() -> None:
+    """Its prefix does not count as used before it is."""
+    lab = Lab(pages=5)
+    lab.give(ask(1, 8, max_new=9), ask(2, ints([7] * 8), max_new=9))
+    lab.step()
+    lab.step()
+    assert lab.count("cache_queries") == 1
+    lab.finish()
+
+
+def test_a_chunk_without_pages_is_denied_and_taken_up_later() -> None:
+    lab = Lab(pages=6, cache=build(NaiveCachePolicy), policy=build(Told))
+    tell(lab, lambda v, b: [b.prefill(r, 4) for r in v.waiting()])
+    a, b = ask(1, 4, max_new=17), ask(2, ints([7] * 16), max_new=2)
+    lab.give(a, b)
+    lab.step()
+    while lab.count("free"):
+        lab.step()
+    denied = []
+    tell(lab, lambda v, b: denied.extend(b.prefill(r).deny for r in v.prefilling()))
+    lab.launch()
+    assert denied == [Deny.PAGES]
+    lab.land()
+    lab.finish()
+    lab.check(a, b)
+
+
+def test_the_pages_that_running_rows_need_are_counted_row_by_row() -> None:
+    """In pages of 4, with 3 at a time. A row that has more than it needs now does not lend to others; an ended one needs none."""
+    lab = Lab(grow=3, batch=32, cache=build(NaiveCachePolicy), policy=build(ChunkedScheduler, max_chunk=9))
+    lab.give(ask(1, 8, max_new=20), ask(2, ints([7] * 30), max_new=5), ask(3, ints([8] * 9), max_new=40))
+    lab.launch()
+    lab.launch()
+    lab.scheduler.abort(3)
+    rows = lab.scheduler.residency.rows
+    assert (rows.n_pages[:4].tolist(), rows.kv[:4].tolist()) == ([5, 5, 3, 0], [9, 18, 10, 0])
+    assert rows.owed_pages(0.0) == 8 - 5  # of the second: 30 tokens are known
+    assert rows.owed_pages(1.0) == (7 - 5) + (9 - 5)  # 27 and 34 tokens in the end
+    assert rows.owed_pages(0.5) == 0 + (8 - 5)  # 9 + 18 / 2 and 30 + 4 / 2 tokens
+    lab.land()
+    lab.finish()
+
+
+def test_rows_get_one_page_each_when_there_are_not_several() -> None:
+    lab = Lab(grow=3, pages=5, cache=build(NaiveCachePolicy), policy=build(ChunkedScheduler, reserve=0.01))
+    admits = [ask(1, 4, max_new=13), ask(2, ints([7] * 4), max_new=13)]
+    lab.give(*admits)
+    lab.step()
+    plan = lab.step()
+    assert (plan.n_decode, sorted(plan.grow_slot.tolist()), plan.grow_at.tolist()) == (2, [0, 1], [1, 1])
+    assert lab.count("free") == 1
+    lab.finish()
+    lab.check(*admits)
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_nobody_is_preempted_for_pages_that_come_back_with_the_step_in_flight(comes_back: bool) -> None:
+    """A row lacks a page; a second copy of a page is free once the step in flight is done. If it is not a second copy, the
+    row that is not in flight is preempted at once."""
+    lab = Lab(pages=4, policy=build(Told))
+    tell(lab, lambda v, b: [b.prefill(r) for r in v.waiting()])
+    paused = ask(0, ints([7] * 2), max_new=5, priority=-1)
+    first, second = ask(1, 8, max_new=1), ask(2, 8 if comes_back else ints([3] * 12), max_new=3)
+    lab.give(*([first] if comes_back else []), paused)
+    lab.step()
+    lab.give(second)
+    tell(lab, lambda v, b: (b.decode(False), [b.prefill(r) for r in v.waiting()]))
+    lab.launch()
+    assert (lab.count("free"), lab.count("held"), lab.count("in_flight")) == (0, int(comes_back), 1)
+    plan = lab.launch()
+    assert (plan is None) == comes_back
+    assert lab.count("preemptions") == (0 if comes_back else 1)
+    tell(lab, lambda v, b: [b.prefill(r) for r in v.waiting()])
+    lab.finish()
+    lab.check(paused, second)
+
+
+def test_preemption_is_refused_where_it_is_not_possible() -> None:
+    """Of a request that waits, of one with work in flight, and of one that has just ended."""
+
+    class Late(Told):
+        builder: StepBuilder
+        late: list[bool]
+
+        def changed(self, r: ReqView, old: ReqState) -> None:
+            if r.state is ReqState.DONE:
+                self.late.append(self.builder.preempt(r))
+
+    lab, a = Lab(policy=build(Late), slots=1), ask(1, 9, max_new=2)
+    policy = lab.policy
+    assert isinstance(policy, Late)
+    policy.builder, policy.late = lab.scheduler._builder, []
+    tell(lab, lambda v, b: [b.prefill(r) for r in v.waiting()])
+    lab.give(a)
+    [r] = lab.scheduler.view.waiting()
+    assert policy.builder.preempt(r) is False
+    lab.launch()
+    assert policy.builder.preempt(r) is False
+    lab.land()
+    lab.finish()
+    assert policy.late == [False]
+    lab.check(a)
+
+
+# ------------------------------------------------------------------------------------------------- waiting for a prefill
+
+
+def test_writes_of_a_closed_row_are_forgotten_and_those_of_others_kept() -> None:
+    """Two rows have a second copy of a page; one of them ends before the plan that repoints them."""
+    lab = Lab(cache=build(RadixCachePolicy))
+    a, b, c = (ask(uid, 8, max_new=12) for uid in range(3))
+    lab.give(a)
+    lab.step()
+    lab.give(b, c)
+    second = lab.launch()
+    assert second is not None
+    own = {init.uid: (init.slot, int(init.pages[1])) for init in second.init}
+    lab.scheduler.abort(1)
+    lab.land()
+    third = lab.launch()
+    assert third is not None
+    assert set(third.retire.tolist()) == {own[1][0]}
+    assert own[1][0] not in third.grow_slot
+    assert (own[2][0], 1) in zip(third.grow_slot.tolist(), third.grow_at.tolist())
+    lab.land()
+    lab.finish()
+    lab.check(a, c)
+
+
+def test_a_row_that_joins_and_leaves_between_two_plans_is_not_told() -> None:
+    lab = Lab()
+    lab.give(ask(1, 5), ask(2, ints([7] * 5)))
+    lab.step()
+    lab.scheduler.abort(2)
+    plan = lab.step()
+    assert (plan.order_pos.tolist(), plan.order_slot.tolist()) == ([0], [plan.order_slot[0]])
+    lab.finish()
 
 
 def test_nobody_waits_for_a_cache_that_keeps_nothing() -> None:

@@ -124,8 +124,8 @@ BUGS = (
     Bug(
         "swap_remove_write_lost",
         SCHED + "rows.py",
-        "            self._place(pos, int(self._order[last]))\n",
-        "            self._order[pos] = self._order[last]\n            self._pos[self._order[last]] = pos\n",
+        "        self._place(pos, int(self._order[last]))\n",
+        "        self._order[pos] = self._order[last]\n        self._pos[self._order[last]] = pos\n",
     ),
     Bug("every_chunk_samples", SCHED + "builder.py", "Span(slot, n, done)", "Span(slot, n, True)"),
     Bug(

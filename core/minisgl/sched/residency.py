@@ -44,7 +44,7 @@ class Residency:
     def open(self, r: Req, lease: Lease, pages: I32) -> None:
         """Give ``r`` a row with the pages of ``lease`` and new ``pages``; it goes into the next plan."""
         rows = self.rows
-        slot = rows.open(r.uid, r.owner, r.ids, r.prompt_len, r.sampling, r.max_new)
+        slot = rows.open(r.uid, r.owner, r.ids, r.prompt_len, r.max_new)
         rows.kv[slot] = lease.n_pages * self.page_size
         rows.add_pages(slot, lease.pages())
         rows.add_pages(slot, pages)

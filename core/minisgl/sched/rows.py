@@ -57,7 +57,7 @@ class Rows:
 
     # ---------------------------------------------------------------------------------------------- life of a row
 
-    def open(self, uid: int, owner: int, ids: I32, prompt_len: int, sampling: SamplingSpec, max_new: int) -> int:
+    def open(self, uid: int, owner: int, ids: I32, prompt_len: int, max_new: int) -> int:
         """Take a slot for a row with known tokens ``ids``, of which all after the prompt were emitted before."""
         slot = self.free_slots.pop()
         n = len(ids)
@@ -87,7 +87,6 @@ class Rows:
         """The row has ended: it leaves the decode order and its results no longer count."""
         self.leave(slot)
         self.dead[slot] = True
-        self.end[slot] = self.known[slot] = 0
 
     def close(self, slot: int) -> None:
         """Free the slot and forget what was to be told about it."""
@@ -169,8 +168,7 @@ class Rows:
         if pos < 0:
             return
         last = self.n_decode - 1
-        if pos != last:
-            self._place(pos, int(self._order[last]))
+        self._place(pos, int(self._order[last]))
         self._moves.pop(last, None)
         self._pos[slot] = -1
         self.n_decode = last

@@ -8,6 +8,8 @@ from dataclasses import replace
 from random import Random
 from typing import Any, TypeVar
 
+import numpy as np
+
 from minisgl.base.component import Component
 from minisgl.base.types import Admit, Ended, Limits, Refused, StepPlan, StepResult, Tokens
 from minisgl.engine.loop import StepLoop, Ticket
@@ -28,6 +30,13 @@ C = TypeVar("C", bound=Component)
 def build(cls: type[C], **settings: Any) -> Callable[[Any], C]:
     """A maker of ``cls`` with these settings, for SimEngine."""
     return lambda ctx: cls(replace(ctx, settings=cls.Settings(**settings)))  # type: ignore[call-arg]
+
+
+def check_types(plan: StepPlan) -> None:
+    """Raises: AssertionError if an array is not of the type that the device reads."""
+    arrays = [plan.retire, plan.grow_slot, plan.grow_at, plan.grow_page, plan.order_pos, plan.order_slot]
+    for array in [*arrays, *(i.ids for i in plan.init), *(i.pages for i in plan.init)]:
+        assert array.dtype == np.int32, f"{array.dtype} in {plan}, expected int32"
 
 
 class SimTicket(Ticket):
@@ -89,6 +98,7 @@ class SimEngine:
 
     def submit(self, plan: StepPlan) -> Ticket:
         self.validator.check(plan)
+        check_types(plan)
         self.plans.append(plan)
         self._flying.append(plan.step)
         self.max_in_flight = max(self.max_in_flight, len(self._flying))
@@ -111,6 +121,7 @@ class SimEngine:
         for owner, outputs in self.scheduler.take_outputs().items():
             for output in outputs:
                 if isinstance(output, Tokens):
+                    assert (output.uids.dtype, output.tokens.dtype) == (np.int64, np.int32), output
                     for uid, token in zip(output.uids.tolist(), output.tokens.tolist()):
                         assert uid not in self.ended, f"I9: a token of request {uid} after its end"
                         assert self.owners[uid] == owner, f"request {uid} of {self.owners[uid]} sent to {owner}"
