@@ -20,5 +20,7 @@ TestChunkedSmallChunks = contract("scheduler", "chunked", {"max_chunk": 7, "rese
 
 
 def test_a_kind_without_a_contract_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no contract for kind 'tokenizer'; there is one for cache, loop, scheduler"):
+    with pytest.raises(
+        ConfigError, match="no contract for kind 'tokenizer'; there is one for attention, cache, loop, scheduler"
+    ):
         contract("tokenizer", "hf")

@@ -94,7 +94,6 @@ class AttentionBench:
         columns: int = 25,
         window: int | None = None,
         depth: int = 2,
-        kv_shape: Callable[[KVSpec, int], tuple[int, ...]] = AttentionBackend.kv_shape,
         seed: int = 0,
     ) -> None:
         self.device, self.dtype = torch.device(device), dtype
@@ -107,7 +106,7 @@ class AttentionBench:
         self.table[slots] = pages  # the padding row: the dummy page only
         self.d_table = torch.from_numpy(self.table).to(self.device, copy=True)
         spec = KVSpec(kv_heads, head_dim, dtype, page_size)
-        self.kv = self.randn(*kv_shape(spec, pages + 1))
+        self.kv = self.randn(*AttentionBackend.kv_shape(spec, pages + 1))
         self.length: dict[int, int] = {}
         facts = facts_of(self.device, heads, kv_heads, head_dim, dtype, page_size, window)
         none = PluginSettings()

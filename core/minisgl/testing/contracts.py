@@ -13,12 +13,19 @@ from pydantic import ValidationError
 from minisgl.base.component import Component
 from minisgl.base.errors import ConfigError
 from minisgl.plugin.kinds import KINDS
-from minisgl.plugin.registry import Registry
+from minisgl.plugin.registry import Registry, import_target
 from minisgl.plugin.shape import check_shape
+
+CONTRACTS = {  # imported when asked for: that of attention imports torch
+    "attention": "minisgl.testing.contract_attention:AttentionContract",
+    "cache": "minisgl.testing.contract_cache:CacheContract",
+    "loop": "minisgl.testing.contract_loop:LoopContract",
+    "scheduler": "minisgl.testing.contract_scheduler:SchedulerContract",
+}
 
 LOAD = """
 import sys
-from minisgl.plugin.registry import Registry
+from minisgl.plugin.registry import Registry, import_target
 Registry.scan().load({kind!r}, {name!r})
 heavy = {{"torch", "transformers"}} & set(sys.modules)
 assert not heavy, f"importing it imports {{heavy}}"
@@ -59,21 +66,13 @@ class ComponentContract:
 
 def make_contract(kind: str, target: str | type, options: Mapping[str, Any]) -> type:
     """See minisgl.testing.contract."""
-    from minisgl.testing.contract_cache import CacheContract
-    from minisgl.testing.contract_loop import LoopContract
-    from minisgl.testing.contract_scheduler import SchedulerContract
-
-    contracts: dict[str, type[ComponentContract]] = {
-        "cache": CacheContract,
-        "scheduler": SchedulerContract,
-        "loop": LoopContract,
-    }
-    if kind not in contracts:
-        raise ConfigError(f"there is no contract for kind {kind!r}; there is one for {', '.join(sorted(contracts))}")
+    if kind not in CONTRACTS:
+        raise ConfigError(f"there is no contract for kind {kind!r}; there is one for {', '.join(sorted(CONTRACTS))}")
+    contract: type[ComponentContract] = import_target(CONTRACTS[kind])
     if isinstance(target, str):
         name, cls = target, Registry.scan().load(kind, target)
     else:
         name, cls = None, target
     title = f"Test{kind.title()}{(name or cls.__name__).title()}"
     attributes = {"kind": kind, "name": name, "cls": cls, "options": dict(options), "__test__": True}
-    return type(title, (contracts[kind],), attributes)
+    return type(title, (contract,), attributes)
