@@ -25,6 +25,7 @@ QUARTER = (
     1024  # tokens; four times as many are a tile. Part of what a seed means: it decides which random bits a token gets
 )
 BLOCK = 8192  # tokens that the search for a threshold reads at once
+FEW = 4096  # logits above a first bound that are searched by themselves
 SHIFT = {torch.bfloat16: 16, torch.float16: 13}  # bits that float32 has more
 I32 = npt.NDArray[np.int32]
 
@@ -101,9 +102,10 @@ class FusedSampler(Sampler):
 
         n = logits.shape[0]
         floor = torch.empty(n, dtype=torch.int32, device=self.device)
+        few = torch.empty((n, FEW), dtype=torch.float32, device=self.device)
         fused_kernels.thresholds[n,](
-            logits, self._state, rows.slot, floor, logits.stride(0),
-            COLUMNS=logits.shape[1], VOCAB=self.vocab, SHIFT=SHIFT.get(logits.dtype, 0), BLOCK=BLOCK, num_warps=16,
+            logits, self._state, rows.slot, few, floor, logits.stride(0),
+            COLUMNS=logits.shape[1], VOCAB=self.vocab, SHIFT=SHIFT.get(logits.dtype, 0), BLOCK=BLOCK, FEW=FEW, num_warps=16,
         )  # fmt: skip
         return floor
 

@@ -122,11 +122,11 @@ def _float(order):
 
 @triton.jit
 def thresholds(
-    logits, state, slot, threshold, row_stride,
-    COLUMNS: tl.constexpr, VOCAB: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+    logits, state, slot, few, threshold, row_stride,
+    COLUMNS: tl.constexpr, VOCAB: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
     """One program for each row: the least ordered logit that min-p, top-k and top-p keep, in this order. ``SHIFT``: low bits of
-    ordered logits that say nothing, since the logits have fewer than float32 has."""
+    ordered logits that say nothing, since the logits have fewer than float32 has. ``few``: room for FEW logits of each row."""
     row = tl.program_id(0).to(tl.int64)
     at = state + tl.load(slot + row) * WIDTH
     top_k = tl.load(at + TOP_K)
@@ -135,16 +135,19 @@ def thresholds(
     keep = tl.full((), LOWEST, tl.int32)
     if (top_k > 0) | (top_p < 1.0) | (min_p > float("-inf")):
         scale = tl.load(at + INV_TEMPERATURE).to(tl.float32, bitcast=True)
-        keep = _threshold(logits + row * row_stride, scale, top_k, top_p, min_p, COLUMNS, VOCAB, SHIFT, BLOCK)
+        start = logits + row * row_stride
+        keep = _threshold(start, few + row * FEW, scale, top_k, top_p, min_p, COLUMNS, VOCAB, SHIFT, BLOCK, FEW)
     tl.store(threshold + row, keep)
 
 
 @triton.jit
 def _threshold(
-    start, scale, top_k, top_p, min_p, COLUMNS: tl.constexpr, VOCAB: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr
+    start, few, scale, top_k, top_p, min_p,
+    COLUMNS: tl.constexpr, VOCAB: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
-    """Both searches halve the range of keys until one is left, so that ties are all kept or all dropped, and nothing is
-    sorted. A key is an ordered logit without its ``SHIFT`` low bits."""
+    """Searches halve a range of keys until one is left, so that ties are all kept or all dropped, and nothing is sorted. A key is
+    an ordered logit without its ``SHIFT`` low bits. The best of each of ``BLOCK`` lanes tell which logits can matter; if they
+    are few, the searches look at those alone."""
     lane = tl.arange(0, BLOCK)
     top = tl.full((BLOCK,), LOWEST, tl.int32)
     for first in range(0, VOCAB, BLOCK):
@@ -158,26 +161,105 @@ def _threshold(
         floor = _ordered(peak + min_p / scale)
         floor = tl.where(floor < 0, floor, floor + ((1 << SHIFT) - 1)) >> SHIFT  # the least key that is not below it
         keep = tl.minimum(floor, best)
-    if top_k > 0:
-        low = keep.to(tl.int64)  # if fewer than k are above what is kept so far, top-k changes nothing
-        high = best.to(tl.int64) + 1
-        while high - low > 1:
-            middle = (low + high) >> 1
-            enough = _count(start, middle.to(tl.int32), COLUMNS, VOCAB, SHIFT, BLOCK) >= top_k
-            low = tl.where(enough, middle, low)
-            high = tl.where(enough, high, middle)
-        keep = low.to(tl.int32)
-    if top_p < 1.0:
-        limit = top_p * _mass(start, keep, peak, scale, COLUMNS, VOCAB, SHIFT, BLOCK)
-        low = keep.to(tl.int64)
-        high = best.to(tl.int64) + 1
-        while high - low > 1:
-            middle = (low + high) >> 1
-            enough = _mass(start, middle.to(tl.int32), peak, scale, COLUMNS, VOCAB, SHIFT, BLOCK) >= limit
-            low = tl.where(enough, middle, low)
-            high = tl.where(enough, high, middle)
-        keep = low.to(tl.int32)
+    if (top_k > 0) | (top_p < 1.0):
+        limit = tl.full((), 0.0, tl.float32)
+        lanes = top >> SHIFT
+        if top_k > 0:  # k lanes have a logit from here on, so the k-th largest is not below
+            low = _search_count(lanes, keep, best, top_k)
+        else:
+            limit = top_p * _mass(start, keep, peak, scale, COLUMNS, VOCAB, SHIFT, BLOCK)
+            low = _search_mass(lanes, tl.exp2((_float(top) - peak) * scale), keep, best, limit)
+        n = _collect(start, low, few, COLUMNS, VOCAB, SHIFT, BLOCK, FEW)
+        if n <= FEW:
+            tl.debug_barrier()  # other threads have stored what this one loads
+            i = tl.arange(0, FEW)
+            x = tl.load(few + i, mask=i < n, other=float("-inf"))
+            keys = tl.where(i < n, _ordered(x) >> SHIFT, LOWEST >> SHIFT)
+            keep = low
+            if top_k > 0:
+                keep = _search_count(keys, low, best, top_k)
+            if top_p < 1.0:
+                weights = tl.where(i < n, tl.exp2((x - peak) * scale), 0.0)
+                if top_k > 0:
+                    limit = top_p * tl.sum(tl.where(keys >= keep, weights, 0.0), axis=0)
+                keep = _search_mass(keys, weights, keep, best, limit)
+        else:
+            keep = _search_all(start, low, best, peak, scale, top_k, top_p, limit, COLUMNS, VOCAB, SHIFT, BLOCK)
     return keep << SHIFT
+
+
+@triton.jit
+def _search_count(keys, low, best, enough):
+    """The largest key of [low, best] that at least ``enough`` of ``keys`` reach; low if none."""
+    high = best.to(tl.int64) + 1
+    low = low.to(tl.int64)
+    while high - low > 1:
+        middle = (low + high) >> 1
+        reached = tl.sum((keys >= middle.to(tl.int32)).to(tl.int32), axis=0) >= enough
+        low = tl.where(reached, middle, low)
+        high = tl.where(reached, high, middle)
+    return low.to(tl.int32)
+
+
+@triton.jit
+def _search_mass(keys, weights, low, best, enough):
+    """The largest key of [low, best] such that the weights of those that reach it sum up to ``enough``; low if none."""
+    high = best.to(tl.int64) + 1
+    low = low.to(tl.int64)
+    while high - low > 1:
+        middle = (low + high) >> 1
+        reached = tl.sum(tl.where(keys >= middle.to(tl.int32), weights, 0.0), axis=0) >= enough
+        low = tl.where(reached, middle, low)
+        high = tl.where(reached, high, middle)
+    return low.to(tl.int32)
+
+
+@triton.jit
+def _search_all(
+    start, low, best, peak, scale, top_k, top_p, limit,
+    COLUMNS: tl.constexpr, VOCAB: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What ``_threshold`` does with few logits, with all of them: they are read again for each turn of the search."""
+    keep = low
+    if top_k > 0:
+        at = low.to(tl.int64)
+        high = best.to(tl.int64) + 1
+        while high - at > 1:
+            middle = (at + high) >> 1
+            reached = _count(start, middle.to(tl.int32), COLUMNS, VOCAB, SHIFT, BLOCK) >= top_k
+            at = tl.where(reached, middle, at)
+            high = tl.where(reached, high, middle)
+        keep = at.to(tl.int32)
+        limit = top_p * _mass(start, keep, peak, scale, COLUMNS, VOCAB, SHIFT, BLOCK)
+    if top_p < 1.0:
+        at = keep.to(tl.int64)
+        high = best.to(tl.int64) + 1
+        while high - at > 1:
+            middle = (at + high) >> 1
+            reached = _mass(start, middle.to(tl.int32), peak, scale, COLUMNS, VOCAB, SHIFT, BLOCK) >= limit
+            at = tl.where(reached, middle, at)
+            high = tl.where(reached, high, middle)
+        keep = at.to(tl.int32)
+    return keep
+
+
+@triton.jit
+def _collect(
+    start, floor, few, COLUMNS: tl.constexpr, VOCAB: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, FEW: tl.constexpr
+):  # fmt: skip
+    """Stores the logits with a key of at least ``floor`` in ``few``, in the order of the vocabulary, as far as they fit.
+    Returns: how many there are."""
+    lane = tl.arange(0, BLOCK)
+    n = tl.full((), 0, tl.int32)
+    for first in range(0, VOCAB, BLOCK):
+        x = _logit(start, first + lane, COLUMNS, VOCAB)
+        hit = (((_ordered(x) >> SHIFT) >= floor) & (first + lane < VOCAB)).to(tl.int32)
+        hits = tl.sum(hit, axis=0)
+        if (hits > 0) & (n + hits <= FEW):
+            to = n + tl.cumsum(hit, axis=0) - 1
+            tl.store(few + to, x, mask=hit > 0)
+        n += hits
+    return n
 
 
 @triton.jit
@@ -194,7 +276,7 @@ def _count(start, floor, COLUMNS: tl.constexpr, VOCAB: tl.constexpr, SHIFT: tl.c
 @triton.jit
 def _mass(
     start, floor, peak, scale, COLUMNS: tl.constexpr, VOCAB: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr
-):
+):  # fmt: skip
     """The sum of the weights of tokens with a key of at least ``floor``, that of the likeliest being 1."""
     lane = tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)

@@ -170,9 +170,12 @@ def test_tokens_are_distributed_as_the_filtered_softmax(sampler, spec, monkeypat
 
 
 @kernels
+@pytest.mark.parametrize("few", [4, 16, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_threshold_keeps_what_sorting_keeps(sampler, dtype):
-    """With many ties, since bfloat16 has few values, and rows of other filters beside each other."""
+def test_threshold_keeps_what_sorting_keeps(sampler, dtype, few, monkeypatch):
+    """With many ties, since bfloat16 has few values, and rows of other filters beside each other; whether few logits are left
+    to search, or too many for the room that there is."""
+    monkeypatch.setattr(fused, "FEW", few)
     specs = [
         SamplingSpec(temperature=1.0, top_k=1 + 3 * i, top_p=(1.0, 0.9, 0.31)[i % 3], min_p=(0.0, 0.05)[i % 2])
         for i in range(SLOTS)
