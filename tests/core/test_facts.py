@@ -103,6 +103,16 @@ def test_yarn_without_original_length_scales_the_config_length_w3():
     assert facts(rope_scaling={"rope_type": "yarn", "factor": 2.0}).max_len == 4096
 
 
+def test_rope_scaling_that_contradicts_the_newer_table_is_refused_w3():
+    """What Qwen2.5's README tells to add, added to a config that transformers 5 saved."""
+    new = {"rope_type": "default", "rope_theta": 1e6}
+    with pytest.raises(ModelError, match=r"rope_scaling=.*'yarn'.* and rope_parameters=.* contradict"):
+        facts(rope_parameters=new, rope_scaling={"type": "yarn", "factor": 4.0})
+    both = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}
+    assert facts(rope_parameters=both, rope_scaling={"type": "yarn", "factor": 4.0}).rope.kind == "yarn"
+    assert facts(rope_parameters=new, rope_scaling={"type": "default"}).rope.theta == 1e6
+
+
 def test_linear_scaling_extends_the_context():
     """Vicuna 1.5 16k: 4096 positions, factor 4."""
     f = facts(max_position_embeddings=4096, rope_scaling={"type": "linear", "factor": 4.0})

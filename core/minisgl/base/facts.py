@@ -202,6 +202,19 @@ def _eos(config: Mapping[str, Any], where: str) -> frozenset[int]:
     return frozenset(ids)
 
 
+def _check_old_table(given: Mapping[str, Any], old: Any) -> None:
+    """``rope_scaling`` added to a config that has ``rope_parameters`` would be ignored (W3)."""
+    if not isinstance(old, Mapping):
+        return
+    asked = {"rope_type" if k == "type" else k: v for k, v in old.items() if v is not None}
+    here = {"rope_type": given.get("type", "default"), **given}
+    if any(here.get(k) != v for k, v in asked.items()):
+        raise ModelError(
+            f"config: rope_scaling={dict(old)!r} and rope_parameters={dict(given)!r} contradict one another; "
+            "put what is meant into rope_parameters, and take rope_scaling out"
+        )
+
+
 def _rope(config: Mapping[str, Any]) -> tuple[RopeFacts, int]:
     """Rotary facts, and the context length that they give.
 
@@ -213,6 +226,7 @@ def _rope(config: Mapping[str, Any]) -> tuple[RopeFacts, int]:
         raise ModelError(
             f"config: rope parameters {given!r} are not one flat table; a rope for each layer type is not supported"
         )
+    _check_old_table(given, config.get("rope_scaling"))
     params = {k: v for k, v in given.items() if v is not None}
     kind, other = params.pop("rope_type", None), params.pop("type", None)
     if kind is not None and other is not None and kind != other:
