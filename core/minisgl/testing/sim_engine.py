@@ -121,7 +121,8 @@ class SimEngine:
         for owner, outputs in self.scheduler.take_outputs().items():
             for output in outputs:
                 if isinstance(output, Tokens):
-                    assert (output.uids.dtype, output.tokens.dtype) == (np.int64, np.int32), output
+                    assert output.uids.dtype == np.int64, output
+                    assert output.tokens.dtype == np.int32, output
                     for uid, token in zip(output.uids.tolist(), output.tokens.tolist()):
                         assert uid not in self.ended, f"I9: a token of request {uid} after its end"
                         assert self.owners[uid] == owner, f"request {uid} of {self.owners[uid]} sent to {owner}"
