@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 import time
@@ -193,4 +194,5 @@ def run(process: Process) -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its start and end are the supervisor's to tell
     process.wait_go()
     sock.listen(BACKLOG)  # before the others can be told that this process is ready
+    gc.freeze()  # what is loaded stays: collections look at requests only
     uvloop.run(serve(process, sock))

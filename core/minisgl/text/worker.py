@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections import deque
@@ -180,6 +181,7 @@ def run(process: Process) -> None:
     pulse.start()
     process.tell(Ready(process.role))
     try:
+        gc.freeze()  # what is loaded stays: collections look at requests only
         serve(process, worker)
     finally:
         worker.close()
