@@ -3,8 +3,11 @@
 import triton
 import triton.language as tl
 
+# Arguments that come at any address or of any size at run time are not specialized on: each form would be compiled anew, in the
+# middle of serving.
 
-@triton.jit
+
+@triton.jit(do_not_specialize_on_alignment=["pos", "loc"])
 def qk_norm_rope_store(
     q, k, v, q_weight, k_weight, pos, cos_sin, kv, loc,
     q_token, q_head, k_token, k_head, v_token, v_head, kv_values, kv_place, kv_head, cos_row,
@@ -62,7 +65,7 @@ def _norm_rope(where, weight, d, mask, cos, sin, eps, HALF: tl.constexpr, NORM: 
     return first * cos - second * sin, second * cos + first * sin
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["loc"])
 def store_kv(
     k, v, kv, loc, k_token, k_head, v_token, v_head, kv_values, kv_place, kv_head, size,
     HEAD: tl.constexpr, BLOCK: tl.constexpr,
@@ -79,7 +82,7 @@ def store_kv(
         tl.store(to + kv_values, tl.load(v + token * v_token + h * v_head + d, mask=mask), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def decode_rows(
     n, order, kv_len, next_token, page_table, slot, kv, pos, loc, tokens,
     rows, padding, columns, page_size,
@@ -100,7 +103,7 @@ def decode_rows(
     tl.store(loc + i, page * page_size + p % page_size, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def experts_gate_up(
     x, weight, out, pairs, expert_of, padded, num_pairs, top_k,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
@@ -133,7 +136,7 @@ def experts_gate_up(
         tl.store(to, value, mask=live[:, None] & (column < WIDTH)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def experts_down(
     x, weight, scale, out, pairs, expert_of, padded, num_pairs,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,

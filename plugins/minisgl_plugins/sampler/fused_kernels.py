@@ -17,7 +17,7 @@ WIDTH = tl.constexpr(7)
 LOWEST = tl.constexpr(-(2**31))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slot", "out"])  # views at any address: not a kernel for each
 def best_of_tiles(
     logits, state, slot, out, threshold, scores, tokens,
     row_stride, columns, vocab, tiles,
@@ -120,7 +120,7 @@ def _float(order):
     return tl.where(order < 0, order ^ 0x7FFFFFFF, order).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slot"])  # views at any address: not a kernel for each
 def thresholds(
     logits, state, slot, few, threshold, row_stride,
     COLUMNS: tl.constexpr, VOCAB: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, FEW: tl.constexpr,
