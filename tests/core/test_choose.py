@@ -41,9 +41,8 @@ class Writing(AttentionBackend):
 def pick(monkeypatch: pytest.MonkeyPatch) -> Any:
     def choose(use: Any = "auto", installed: tuple[str, ...] = ("fa", "flashinfer"), **facts: Any) -> Any:
         there = {MODULES[name] for name in installed}
-        monkeypatch.setattr(
-            "minisgl_plugins.attention.limits.find_spec", lambda name: object() if name in there else None
-        )
+        for module in ("limits", "fa"):
+            monkeypatch.setattr(f"minisgl_plugins.attention.{module}.installed", lambda name, part="": name in there)
         registry = Registry.scan(bundled_only=True)
         registry.add("attention", "transposed", Transposed)
         registry.add("attention", "writing", Writing)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from minisgl.api import PluginSettings
 from minisgl.api.device import AttentionBackend, AttnContext, AttnFacts, BatchView, GraphSupport, Ring
-from minisgl_plugins.attention.limits import load, refusal
+from minisgl_plugins.attention.limits import installed, load, refusal
 
 ARCHS = frozenset({90})
 HEAD_DIMS = frozenset({64, 96, 128, 192, 256})
@@ -61,7 +61,10 @@ class FlashAttention(AttentionBackend):
 
     @classmethod
     def supports(cls, f: AttnFacts) -> str | None:
-        return refusal(f, "sgl_kernel", "sglang-kernel", ARCHS, HEAD_DIMS)
+        reason = refusal(f, "sgl_kernel", "sglang-kernel", ARCHS, HEAD_DIMS)
+        if reason is None and not installed("sgl_kernel", "flash_ops"):
+            return "sglang-kernel is installed without FlashAttention-3 (flash_ops): pip install 'minisgl[cuda]'"
+        return reason
 
     def __init__(self, ctx: AttnContext) -> None:
         library = load("fa", "sgl_kernel.flash_attn", "sglang-kernel")

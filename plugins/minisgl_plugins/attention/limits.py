@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from minisgl.api import PluginError
@@ -26,9 +27,17 @@ def refusal(f: AttnFacts, module: str, package: str, archs: Collection[int], hea
         return f"head_dim {f.head_dim} is not one of {_listed(sorted(head_dims))}"
     if f.heads % f.kv_heads:
         return f"{f.heads} query heads are no multiple of {f.kv_heads} KV heads"
-    if find_spec(module) is None:
+    if not installed(module):
         return f"{package} is not installed: pip install 'minisgl[cuda]'"
     return None
+
+
+def installed(module: str, part: str = "") -> bool:
+    """Whether the package is there, and in it a file whose name begins with ``part``. Imports nothing."""
+    spec = find_spec(module)
+    if spec is None or not part:
+        return spec is not None
+    return any(any(Path(place).glob(f"{part}*")) for place in spec.submodule_search_locations or ())
 
 
 def load(name: str, module: str, package: str) -> Any:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -352,8 +353,21 @@ def test_a_missing_package_is_named_with_what_installs_it(
 ) -> None:
     monkeypatch.setattr("minisgl_plugins.attention.limits.find_spec", lambda name: None)
     assert cls.supports(HOPPER) == f"{package} is not installed: pip install 'minisgl[cuda]'"
-    monkeypatch.setattr("minisgl_plugins.attention.limits.find_spec", lambda name: object())
-    assert cls.supports(HOPPER) is None
+
+
+def test_a_package_without_flash_attention_is_not_taken_for_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It may have been packed without that part, which is by far the largest."""
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr("minisgl_plugins.attention.limits.find_spec", lambda name: spec)
+    (tmp_path / "flash_attn.py").touch()
+    found = FlashAttention.supports(HOPPER)
+    assert found is not None
+    assert "without FlashAttention-3" in found
+    (tmp_path / "flash_ops.abi3.so").touch()
+    assert FlashAttention.supports(HOPPER) is None
+    assert FlashInferAttention.supports(HOPPER) is None
 
 
 def test_a_package_that_does_not_import_is_a_plugin_error(monkeypatch: pytest.MonkeyPatch) -> None:
