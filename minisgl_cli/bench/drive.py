@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from minisgl.base.errors import CapacityError, ConfigError, Fault
 from minisgl.base.types import Delta, GenerateRequest, Refused, SamplingParams
 from minisgl.observe import Observer, StepStats
+from minisgl_cli.bench.others import OthersCPU
 from minisgl_cli.bench.workloads import Ids, Job, Waves, Workload
 
 if TYPE_CHECKING:
@@ -145,13 +146,16 @@ def _once(workload: Workload, pipeline: Pipeline, steps: StepCounter, seed: int)
     prepare(workload, pipeline, seed)
     memory = PeakMemory(pipeline.info.device)
     counted, device = steps.counts(), device_counters(executor)
+    others = OthersCPU()
     ran, prompt_tokens = run_waves(workload, pipeline, seed)
+    cores = others.cores
     return {
         "prompt_tokens": prompt_tokens,
         "cached_tokens": sum(r.cached_tokens for r in ran),
         **_speed(ran, prompt_tokens),
         "steps": {key: value - counted[key] for key, value in steps.counts().items()},
         "graph_replays_per_decode_step": replays_per_step(device, device_counters(executor)),
+        "others_cores": cores,
         "peak_memory": memory.read(),
     }
 

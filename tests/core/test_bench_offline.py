@@ -97,6 +97,7 @@ def test_workloads_run_small_and_report(tmp_path: Path, capsys: pytest.CaptureFi
         assert run["steps"]["decode"] >= 3
         assert not run["graph_replays_per_decode_step"]  # None or 0: no graphs on a CPU
         assert run["peak_memory"]["host_bytes"] > 1 << 20
+        assert run["others_cores"] >= 0
     assert (found["device"], found["picks"]["attention"], found["picks"]["sampler"]) == ("cpu", "torch", "torch")
     assert {"torch", "date"} < found["environment"].keys()
     assert plot.read_bytes().startswith(b"\x89PNG")
