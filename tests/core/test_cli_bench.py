@@ -102,7 +102,7 @@ def test_other_traces_are_refused(text: str) -> None:
 
 def test_other_processes_are_seen_where_the_system_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """1,000 ticks more of the machine, none of this process: with 100 ticks a second 10 s, over the 5 that pass."""
-    stat, now = tmp_path / "stat", iter([0.0, 5.0])
+    stat, now = tmp_path / "stat", iter([0.0, 5.0, 5.0])
     monkeypatch.setattr(others, "STAT", stat)
     monkeypatch.setattr("os.sysconf", lambda name: 100)
     monkeypatch.setattr("time.process_time", lambda: 3.0)
