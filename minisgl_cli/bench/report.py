@@ -112,7 +112,7 @@ def line_plot(path: Path, title: str, panels: Sequence[Panel]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure, grid = pyplot.subplots(1, len(panels), figsize=(6.0 * len(panels), 4.8), squeeze=False)
     for axes, panel in zip(grid[0], panels, strict=True):
@@ -124,6 +124,8 @@ def line_plot(path: Path, title: str, panels: Sequence[Panel]) -> None:
         axes.set(xscale="log", yscale="log", xlabel=panel.x, ylabel=panel.y, title=panel.title)
         ticks = sorted({x for points in panel.series.values() for x, _ in points})
         axes.set_xticks(ticks, [f"{x:,}" for x in ticks])
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
         axes.grid(True, alpha=0.25)
         axes.legend(fontsize=8)
