@@ -117,14 +117,24 @@ def test_operation_that_fails_is_told_apart_from_one_that_is_unknown(
 
 
 def test_stats_show_hits_and_evictions_of_the_cache(folder: Path) -> None:
+    """40 prompt tokens twice: the second time two full pages of 16 are cached. A flush gives up all that was."""
     engine, port = make(folder)
-    port.inputs.append(admit(1))
-    drain(engine, port)
     answers: list[Any] = []
-    port.inputs.append(Control("stats", lambda payload: answers.append(json.loads(payload))))
-    engine.turn()
-    keys = ("cache_queries", "cache_hit_tokens", "cache_evicted_pages")
-    assert [answers[0][key] for key in keys] == [1, 0, 0]
+
+    def ask(op: str) -> Any:
+        port.inputs.append(Control(op, lambda payload: answers.append(json.loads(payload))))
+        engine.turn()
+        return answers.pop()
+
+    keys = ("cache_queries", "cached_tokens_total", "cache_evicted_pages", "hit_rate")
+    assert [ask("stats")[key] for key in keys] == [0, 0, 0, 0]
+    for uid in (1, 2):
+        ids = np.arange(40, dtype=np.int32)
+        port.inputs.append(Admit(uid, ids, SamplingSpec(temperature=0.0, max_new=1)))
+        drain(engine, port)
+    assert [ask("stats")[key] for key in keys] == [2, 32, 0, 32 / 80]
+    assert ask("flush_cache") == {"freed_pages": 2}
+    assert ask("stats")["evictable"] == 0
 
 
 class Unspeakable(Observer):

@@ -188,13 +188,15 @@ class Engine:
     # ------------------------------------------------------------------------------------------------ control, observers
 
     def stats(self) -> dict[str, Any]:
-        """Counters of scheduler and cache, whether the device is well, and what observers add."""
-        health = self.executor.health()
+        """Counters of scheduler and cache, the share of prompt tokens that were cached, whether the device is well, and what
+        observers add."""
+        health, counts = self.executor.health(), self.scheduler.counts()
         return {
             "step": self.scheduler.done_step,
             "device_ok": health.ok,
             "in_flight": len(self._running),
-            **self.scheduler.counts(),
+            **counts,
+            "hit_rate": counts["cached_tokens_total"] / max(1, counts["prompt_tokens_total"]),
             **self.observers.snapshot(),
         }
 
