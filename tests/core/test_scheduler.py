@@ -429,6 +429,20 @@ def test_a_request_waits_as_long_as_the_shared_prompt_is_prefilled() -> None:
     lab.check(a, b)
 
 
+def test_a_request_waits_for_one_page_that_it_shares() -> None:
+    """The first of all, and the one that ends a token before the prompt does."""
+    lab = Lab()
+    lab.give(ask(1, 9), ask(2, np.concatenate([ints(range(4)), ints([90] * 8)])))
+    assert [init.uid for init in lab.step().init] == [1]
+    lab.finish()
+    lab = Lab()
+    lab.give(ask(9, 5))
+    lab.finish()
+    lab.give(ask(1, 9), ask(2, 9))
+    assert [init.uid for init in lab.step().init] == [1]
+    lab.finish()
+
+
 def test_an_unrelated_request_does_not_wait() -> None:
     """Neither one whose shared page is cached, nor one that would compute the shared page again anyway."""
     lab = Lab(policy=build(ChunkedScheduler, max_chunk=8))
@@ -661,6 +675,7 @@ def test_the_pages_that_running_rows_need_are_counted_row_by_row() -> None:
     assert (rows.n_pages[:4].tolist(), rows.kv[:4].tolist()) == ([5, 5, 3, 0], [9, 18, 10, 0])
     assert rows.owed_pages(0.0) == 8 - 5  # of the second: 30 tokens are known
     assert rows.owed_pages(1.0) == (7 - 5) + (9 - 5)  # 27 and 34 tokens in the end
+    assert rows.owed_pages(0.65) == (6 - 5) + (9 - 5)  # 21 and 33 tokens
     assert rows.owed_pages(0.5) == 0 + (8 - 5)  # 9 + 18 / 2 and 30 + 4 / 2 tokens
     lab.land()
     lab.finish()
@@ -698,6 +713,21 @@ def test_nobody_is_preempted_for_pages_that_come_back_with_the_step_in_flight(co
     tell(lab, lambda v, b: [b.prefill(r) for r in v.waiting()])
     lab.finish()
     lab.check(paused, second)
+
+
+def test_rows_that_lack_pages_wait_while_all_of_them_are_in_flight() -> None:
+    lab = Lab(pages=2, cache=build(NaiveCachePolicy), policy=build(Told))
+    tell(lab, lambda v, b: [b.prefill(r) for r in v.waiting()])
+    admits = [ask(1, 4), ask(2, ints([7] * 4))]
+    lab.give(*admits)
+    assert lab.launch() is not None
+    assert lab.launch() is None
+    assert lab.count("preemptions") == 0
+    lab.land()
+    assert lab.launch() is not None
+    assert lab.count("preemptions") == 1
+    lab.finish()
+    lab.check(*admits)
 
 
 def test_preemption_is_refused_where_it_is_not_possible() -> None:
