@@ -327,6 +327,13 @@ def test_the_eviction_queue_does_not_grow_with_use() -> None:
     assert sorted(cache.evict(2).tolist()) == [0, 1]
 
 
+def test_pages_without_all_their_tokens_are_refused() -> None:
+    cache = make(4, 10)
+    with pytest.raises(CacheError, match="2 pages of 4 tokens were given with 7 tokens; expected 8"):
+        cache.insert(ints(range(7)), ints([0, 1]), EmptyLease(), b"")
+    assert len(cache.owned()) == 0
+
+
 def test_a_lease_of_another_cache_is_refused() -> None:
     one, two = make(1, 4), make(1, 4)
     lease = one.insert(ints([1]), ints([0]), EmptyLease(), b"").lease

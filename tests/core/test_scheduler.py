@@ -902,6 +902,16 @@ def test_an_abort_amid_prefill_gives_everything_back_and_caches_nothing() -> Non
     assert lab.tokens == {uid: [] for uid in range(12)}
 
 
+def test_an_abort_with_nothing_in_flight_gives_the_row_back_at_once() -> None:
+    """No step will come to do it."""
+    lab = Lab(cache=build(NaiveCachePolicy))
+    lab.give(ask(1, 9, max_new=100))
+    lab.step()
+    assert lab.count("free") == 64 - 3
+    lab.scheduler.abort(1)
+    assert (lab.count("free"), lab.scheduler.idle) == (64, True)
+
+
 def test_a_waiting_request_is_aborted_at_once() -> None:
     lab = Lab(slots=1)
     lab.give(ask(1, 5), ask(2, 5))
