@@ -334,6 +334,16 @@ def test_pages_without_all_their_tokens_are_refused() -> None:
     assert len(cache.owned()) == 0
 
 
+def test_an_insert_with_a_used_lease_changes_nothing() -> None:
+    cache = make(1, 10)
+    lease = cache.insert(ints([1]), ints([0]), EmptyLease(), b"").lease
+    cache.release(lease)
+    with pytest.raises(CacheError, match="^insert with a lease that was released or consumed before$"):
+        cache.insert(ints([1, 2]), ints([0, 1]), lease, b"")
+    assert cache.owned().tolist() == [0]
+    assert (cache.stats().locked, cache.stats().evictable) == (0, 1)
+
+
 def test_a_lease_of_another_cache_is_refused() -> None:
     one, two = make(1, 4), make(1, 4)
     lease = one.insert(ints([1]), ints([0]), EmptyLease(), b"").lease
