@@ -338,7 +338,7 @@ def test_an_insert_with_a_used_lease_changes_nothing() -> None:
     cache = make(1, 10)
     lease = cache.insert(ints([1]), ints([0]), EmptyLease(), b"").lease
     cache.release(lease)
-    with pytest.raises(CacheError, match="^insert with a lease that was released or consumed before$"):
+    with pytest.raises(CacheError, match=r"^insert with a lease that was released or consumed before$"):
         cache.insert(ints([1, 2]), ints([0, 1]), lease, b"")
     assert cache.owned().tolist() == [0]
     assert (cache.stats().locked, cache.stats().evictable) == (0, 1)

@@ -750,7 +750,7 @@ def test_preemption_is_refused_where_it_is_not_possible() -> None:
     tell(lab, lambda v, b: [b.prefill(r) for r in v.waiting()])
     lab.give(a)
     [r] = lab.scheduler.view.waiting()
-    assert policy.builder.preempt(r) is False
+    assert (r.kv_len, policy.builder.preempt(r)) == (0, False)
     lab.launch()
     assert policy.builder.preempt(r) is False
     lab.land()
