@@ -7,7 +7,7 @@ Units: everything about the KV cache and its allocator is counted in *pages*; on
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+F32 = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
 NO_PAGES: I32 = np.empty(0, np.int32)
@@ -46,6 +47,14 @@ class SamplingSpec:
     ``temperature`` 0 or ``top_k`` 1 means greedy. ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 are off. ``stop_ids`` is the
     whole stop set (EOS ids included unless the request ignores them). ``max_new`` is in tokens, >= 1. ``grammar``: what the
     output is held to, as the grammar plugin compiled it; empty: nothing.
+
+    What changes the logits before that: ``biases[i]`` is added to that of ``bias_ids[i]``; the penalties, of which presence
+    and frequency look at the output and repetition at the prompt as well, are neutral at 0, 0 and 1; no stop id comes among
+    the first ``min_new`` tokens; only ``allowed_ids`` come, if there are any; no sequence of ``bad_words`` comes; ``extra`` has
+    the parameters of other logits processors by their names.
+
+    ``logprobs``: so many alternatives are told with each output token's log probability, None: nothing is told;
+    ``prompt_logprobs``: the same of the prompt, which is then computed without reading the cache.
     """
 
     temperature: float = 1.0
@@ -56,10 +65,26 @@ class SamplingSpec:
     max_new: int = 16
     stop_ids: tuple[int, ...] = ()
     grammar: bytes = b""
+    bias_ids: tuple[int, ...] = ()
+    biases: tuple[float, ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_new: int = 0
+    allowed_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def greedy(self) -> bool:
         return self.temperature < 1e-5 or self.top_k == 1
+
+    @property
+    def needs_prompt(self) -> bool:
+        """The device has to know the whole prompt, also what is cached of it."""
+        return self.repetition_penalty != 1 or bool(self.extra)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +108,8 @@ class RowInit:
     """All the device needs to know of a row that is admitted or resumed; sent once.
 
     ``kv_len`` tokens of KV are already in ``pages`` (cached prefix); ``ids`` are the known tokens from ``kv_len`` on;
-    ``emitted`` of the row's ``max_new`` output tokens were sampled before (a resumed row).
+    ``emitted`` of the row's ``max_new`` output tokens were sampled before (a resumed row): ``written``, in order. ``prompt``:
+    the whole prompt if ``sampling.needs_prompt``, else empty.
     """
 
     slot: int
@@ -94,15 +120,19 @@ class RowInit:
     sampling: SamplingSpec
     emitted: int
     max_new: int
+    written: I32 = NO_PAGES
+    prompt: I32 = NO_PAGES
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One prefill chunk of a step: the next ``n_new`` >= 1 known tokens of the row; ``sample`` if it ends the prompt."""
+    """One prefill chunk of a step: the next ``n_new`` >= 1 known tokens of the row; ``sample`` if it ends the prompt; ``score``
+    if the log probabilities of the prompt tokens that follow its tokens are to be told."""
 
     slot: int
     n_new: int
     sample: bool
+    score: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +162,37 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class LogprobBlock:
+    """How likely some tokens were, by the model's own distribution: before any processor, temperature or filter.
+
+    ``row``, ``position``, ``token`` [n] int32: whose they are (a slot; on the way to the text side an index into uids), where in
+    prompt and output together, and which; ``logprob`` [n] float32; ``rank`` [n] int32, 1 for the likeliest; ``top_ids``,
+    ``top_logprobs`` [n, k]: the likeliest tokens, falling. k is the most that a row of the block asks for.
+    """
+
+    row: I32
+    position: I32
+    token: I32
+    logprob: F32
+    rank: I32
+    top_ids: I32
+    top_logprobs: F32
+
+    def take(self, at: npt.NDArray[Any]) -> LogprobBlock:
+        """Those at these indices, or where this mask is True."""
+        return LogprobBlock(*(getattr(self, f.name)[at] for f in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """Sampled tokens of one step: [n] int32, one for each decode row in order, then one for each span with ``sample``.
-    ``stop``: [n] bool, True where the token is in the row's stop set."""
+    ``stop``: [n] bool, True where the token is in the row's stop set. ``logprobs``: of the rows and spans that want them; its
+    ``row`` are slots."""
 
     step: int
     tokens: I32
     stop: Bools
+    logprobs: LogprobBlock | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +221,15 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
+class Scores:
+    """Log probabilities of prompt and output tokens, sent before the ``Tokens`` of the same step: ``block.row`` are indices
+    into ``uids`` [n] int64."""
+
+    uids: I64
+    block: LogprobBlock
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The last the engine says of a request; sent exactly once for every admitted uid.
 
@@ -192,7 +255,7 @@ class Refused:
     param: str | None = None
 
 
-EngineOutput = Tokens | Ended | Refused
+EngineOutput = Tokens | Scores | Ended | Refused
 
 
 # ----------------------------------------------------------------------------------------------------- users' requests
@@ -204,7 +267,13 @@ class SamplingParams:
 
     ``temperature`` in [0, 2], 0 is greedy; ``top_k`` -1 or 0 is off; ``max_tokens`` None fills the context; ``seed`` makes
     a request repeatable whatever runs beside it; ``stop`` strings end the text before their match; ``stop_token_ids`` stop
-    in addition to EOS; ``ignore_eos`` turns EOS off, not the explicit stops.
+    in addition to EOS; ``ignore_eos`` turns EOS off, not the explicit stops; before ``min_tokens`` nothing stops.
+
+    ``presence_penalty`` and ``frequency_penalty`` in [-2, 2] look at the output, ``repetition_penalty`` > 0 at prompt and
+    output; ``logit_bias``: token id -> [-100, 100]; ``allowed_token_ids``: only these come; ``bad_words``: texts that do not;
+    ``logits``: parameters of other logits processors, by name. ``logprobs``: so many alternatives are given with the log
+    probability of each output token; ``prompt_logprobs``: the same of the prompt. They are the model's own: before
+    penalties, temperature and all else.
     """
 
     temperature: float | None = None
@@ -218,6 +287,16 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    logits: Mapping[str, Any] = field(default_factory=dict)
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,11 +384,34 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token and its ``logprob``; None for the first token of a prompt, which nothing predicts. ``text``: the token by itself,
+    with U+FFFD for what is no character alone; ``data``: its bytes, None of a special token and without a tokenizer."""
+
+    id: int
+    logprob: float | None
+    text: str
+    data: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of a prompt or an output. ``rank``: 1 for the likeliest, 0 for the first of a prompt; ``top``: the likeliest, as many as were asked for,
+    falling; the token itself may be among them. ``offset``: characters of the prompt's or the output's text before it."""
+
+    token: Candidate
+    rank: int
+    top: tuple[Candidate, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """What is new of one output. ``index``: which of the request's ``n`` outputs. ``text`` holds only complete characters;
     ``ids`` are the tokens that came in, which may run ahead of the text. The last delta of a uid has ``finish`` ("stop", "length", "abort" or "error") and ``usage``; after
     "error", ``error`` says why. ``stop_reason``: the stop string or stop token id that matched, None for EOS. A request with
-    ``parse`` gets ``parts`` and no ``text``; ``n_reasoning`` of the ``ids``, the first ones, are reasoning."""
+    ``parse`` gets ``parts`` and no ``text``; ``n_reasoning`` of the ``ids``, the first ones, are reasoning. ``logprobs``: of each of
+    the ``ids``, if the request wants them; ``prompt_logprobs``: of each prompt token, with the first delta of an output."""
 
     uid: int
     index: int = 0
@@ -321,6 +423,8 @@ class Delta:
     error: str = ""
     parts: tuple[Part, ...] = ()
     n_reasoning: int = 0
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +480,7 @@ class ExecInfo:
     kv_bytes: int
     picks: Mapping[str, str] = field(default_factory=dict)  # kind -> plugin chosen on the device side
     grammars: bool = False  # it holds outputs to grammars
+    logits: tuple[str, ...] = ()  # logits processors, beside those that every request has fields for
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,3 +503,4 @@ class EngineInfo:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     picks: Mapping[str, str] = field(default_factory=dict)  # kind -> chosen plugin
     grammars: bool = False  # outputs can be held to grammars
+    logits: tuple[str, ...] = ()  # logits processors that requests may name

@@ -70,6 +70,7 @@ class Rows:
 
     def announce(self, slot: int, ids: I32, sampling: SamplingSpec) -> None:
         """Put the row, with the pages it has now, into the next plan. ``ids``: known tokens from ``kv`` on."""
+        prompt, emitted = int(self.prompt[slot]), int(self.emitted[slot])
         self._init.append(
             RowInit(
                 slot=slot,
@@ -78,8 +79,10 @@ class Rows:
                 ids=ids,
                 pages=self.pages(slot).copy(),
                 sampling=sampling,
-                emitted=int(self.emitted[slot]),
+                emitted=emitted,
                 max_new=int(self.max_new[slot]),
+                written=self.tokens[slot, prompt : prompt + emitted].copy() if emitted else EMPTY,
+                prompt=self.tokens[slot, :prompt].copy() if sampling.needs_prompt else EMPTY,
             )
         )
 

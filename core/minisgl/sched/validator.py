@@ -75,6 +75,7 @@ class PlanValidator:
         n_cached = r.kv_len // ps
         pages = r.pages.tolist()
         assert len(pages) >= n_cached, f"slot {r.slot}: {len(pages)} pages, {n_cached} cached"
+        assert len(r.written) == r.emitted, f"slot {r.slot}: {len(r.written)} tokens written, {r.emitted} emitted"
         assert 0 <= r.emitted < r.max_new, f"I6: slot {r.slot} emitted {r.emitted} of {r.max_new}"
         self._rows[r.slot] = Row(pages[:n_cached], r.kv_len, r.kv_len + len(r.ids), r.emitted, r.max_new)
         assert all(0 <= p < self._limits.num_pages for p in pages), f"I11: pages {pages} of {self._limits.num_pages}"

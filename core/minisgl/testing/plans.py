@@ -51,7 +51,21 @@ class PlanDriver:
             self._free_page += n
         uid = slot if uid is None else uid
         rest = ints(ids[kv_len:])
-        self._init.append(RowInit(slot, uid, kv_len, rest, ints(list(pages)), sampling, emitted, sampling.max_new))
+        said = len(ids) - emitted
+        self._init.append(
+            RowInit(
+                slot,
+                uid,
+                kv_len,
+                rest,
+                ints(list(pages)),
+                sampling,
+                emitted,
+                sampling.max_new,
+                ints(ids[said:]),
+                ints(ids[:said]),
+            )
+        )
         self.out[slot], self.ids[slot], self.given[slot] = [], rest, 0
 
     def retire(self, *slots: int) -> None:
