@@ -120,8 +120,8 @@ class RowInit:
     sampling: SamplingSpec
     emitted: int
     max_new: int
-    written: I32 = NO_PAGES
-    prompt: I32 = NO_PAGES
+    written: I32 = field(default_factory=lambda: NO_PAGES)
+    prompt: I32 = field(default_factory=lambda: NO_PAGES)
 
 
 @dataclass(frozen=True, slots=True)
