@@ -174,6 +174,7 @@ def engine_info(
         created=int(time.time()),
         defaults=defaults,
         picks={**picks, **device.picks},
+        grammars=device.grammars,
     )
 
 

@@ -14,6 +14,7 @@ import torch
 
 from minisgl.base.errors import ConfigError
 from minisgl.base.facts import ModelFacts
+from minisgl.base.grammar import Grammar, GrammarContext
 from minisgl.base.parallel import check_tp, local_heads
 from minisgl.base.progress import no_progress
 from minisgl.base.types import ExecInfo, LocalModel
@@ -28,6 +29,7 @@ from minisgl.nn.room import GRAPH_BYTES, Probe, log_memory, too_large, working_b
 from minisgl.plugin.registry import Registry
 from minisgl.runtime.attention import AttentionBackend, AttnContext, AttnFacts, GraphSupport, KVSpec
 from minisgl.runtime.comm import Comm, NoComm
+from minisgl.runtime.forms import Forms
 from minisgl.runtime.graph import CudaRecorder, GraphRunner, Recorder, graph_sizes
 from minisgl.runtime.kernels import OpsContext, op_table
 from minisgl.runtime.kv import KVRoom, allocate, plan_room
@@ -89,6 +91,8 @@ def build_worker(
     picks = {"attention": attention.name, "ops": ",".join(ops_names), "sampler": sampler_name, "model": facts.arch}
     picks |= {"quant": quant_name} if quant is not None else {}
 
+    forms = make_forms(config, registry, local, facts, device) if comm.rank == 0 else None
+
     def make(room: KVRoom) -> Worker:
         kv = allocate(attention.backends[0][1], spec, facts.layers, room.num_pages, device)
         rows = Rows(max_slots, room.max_len, room.num_pages, config.kv.page_size)
@@ -110,7 +114,8 @@ def build_worker(
             lambda s: SamplerContext(s, device, max_slots, true_vocab(facts, local), _seed(config.engine.seed), depth),
         )
         info = _info(config, facts, room, max_slots, batch_tokens, device, dtype, picks)
-        return Worker(info, model, backend, ops, sampler, rows, state, kv, device, dtype, comm, depth)
+        info = replace(info, grammars=local.tokenizer_dir is not None)
+        return Worker(info, model, backend, ops, sampler, rows, state, kv, device, dtype, comm, depth, forms=forms)
 
     cuda, graph_rows = device.type == "cuda", config.engine.cuda_graph_max_rows
     kept = 0
@@ -125,6 +130,21 @@ def build_worker(
         add_graphs(worker, graph_rows, CudaRecorder(device), progress)
         log_memory(model, worker, kept, device)
     return worker
+
+
+def make_forms(
+    config: Settings, registry: Registry, local: LocalModel, facts: ModelFacts, device: torch.device
+) -> Forms | None:
+    """What holds rows to grammars. None for a model without a tokenizer. Raises: PluginError."""
+    path = local.tokenizer_dir
+    if path is None:
+        return None
+    (name,) = config.use("grammar")
+    vocab = true_vocab(facts, local)
+    grammar: Grammar = _create(
+        config, registry, "grammar", name, lambda s: GrammarContext(s, path, vocab, tuple(sorted(facts.eos)))
+    )
+    return Forms(vocab, device, grammar.matcher)
 
 
 def graph_rows_of(max_slots: int, setting: int | None) -> int:

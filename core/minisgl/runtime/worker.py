@@ -11,6 +11,7 @@ from minisgl.base.types import I32, ExecInfo, StepPlan, StepResult
 from minisgl.runtime.attention import AttentionBackend
 from minisgl.runtime.batch import BatchView, ForwardBatch, OpTable
 from minisgl.runtime.comm import Comm, NoComm
+from minisgl.runtime.forms import Forms
 from minisgl.runtime.graph import GraphRunner
 from minisgl.runtime.model import Model
 from minisgl.runtime.rows import DeviceRows, Layout, Rows, stopped
@@ -28,11 +29,16 @@ class Pending:
     stop_ids: I32
     done: torch.cuda.Event | None = None
 
-    def result(self) -> StepResult:
-        """Waits for the device. To be called before so many other steps are launched as the worker has ``depth``."""
+    def wait(self) -> I32:
+        """The tokens; waits for the device. To be called before so many other steps are launched as the worker has ``depth``."""
         if self.done is not None:
             self.done.synchronize()
         tokens: I32 = self.tokens.numpy().copy()
+        return tokens
+
+    def result(self) -> StepResult:
+        """As ``wait``."""
+        tokens = self.wait()
         return StepResult(self.step, tokens, stopped(tokens, self.stop_ids))
 
 
@@ -57,6 +63,7 @@ class Worker:
     comm: Comm = field(default_factory=NoComm)
     depth: int = 1
     graphs: GraphRunner | None = None
+    forms: Forms | None = None  # None: rows are held to no grammar
     step: int = 0
     decode_steps: int = 0  # of decode rows only: those that a graph can serve
     _uploads: Uploads = field(init=False)
@@ -78,10 +85,21 @@ class Worker:
         cells, pages = self.rows.apply(plan)
         for row in plan.init:
             self.sampler.set_row(row.slot, row.uid, row.sampling)
+        if self.forms is not None:
+            self.forms.change(plan.retire, plan.init)
         self.decode_steps += not plan.spans
-        if self.graphs is not None and not plan.spans and self.graphs.fits(plan.n_decode):
+        if self.graphs is not None and self._by_graph(plan, self.graphs):
             return self._replay(plan, self.graphs, cells, pages)
-        return self._compute(plan, cells, pages)
+        pending = self._compute(plan, cells, pages)
+        if self.forms is not None:
+            self.forms.sampled(pending.wait)
+        return pending
+
+    def _by_graph(self, plan: StepPlan, graphs: GraphRunner) -> bool:
+        """Whether a graph serves the step: of decode rows only, none of which is held to a grammar."""
+        if plan.spans or not graphs.fits(plan.n_decode):
+            return False
+        return self.forms is None or not self.forms.any(self.rows.order[: plan.n_decode])
 
     @property
     def stats(self) -> dict[str, int]:
@@ -102,7 +120,10 @@ class Worker:
         self.state.resize(plan.n_decode)
         slot, kv = self.rows.decoding(plan.n_decode)
         out, stop_ids = self.rows.emit(slot)
-        return self._read(plan.step, graphs.replay(plan.step, slot, kv, out), stop_ids)
+        tokens = graphs.replay(plan.step, slot, kv, out)
+        if self.forms is not None:
+            self.forms.settle()
+        return self._read(plan.step, tokens, stop_ids)
 
     def _compute(self, plan: StepPlan, cells: I32, pages: I32) -> Pending:
         at = self.rows.layout(plan)
@@ -122,6 +143,8 @@ class Worker:
         hidden = self.model(b)
         self.state.kv_len.index_copy_(0, slot, kv)
         if not len(at.sample):
+            if self.forms is not None:
+                self.forms.settle()
             return self._read(plan.step, known[:0], stop_ids)
         if len(at.sample) < view.n_tokens:
             hidden = hidden.index_select(0, sample)
@@ -131,6 +154,8 @@ class Worker:
 
     def _sample(self, logits: Tensor, rows: SampleRows) -> Tensor:
         if self.comm.rank == 0:
+            if self.forms is not None:
+                logits = self.forms.mask(logits, rows.h_slot)
             self.sampler.prepare()
             picked = self.sampler.sample(logits, rows)
         else:

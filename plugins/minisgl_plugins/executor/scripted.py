@@ -101,6 +101,7 @@ class ScriptedExecutor(Executor):
             device="cpu (scripted)",
             dtype="none",
             kv_bytes=0,
+            grammars=True,  # the script is what a model held to them would write
         )
 
     def submit(self, plan: StepPlan) -> Ticket:
