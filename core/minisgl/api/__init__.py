@@ -41,7 +41,7 @@ from minisgl.base.types import (
 )
 from minisgl.client.client import EngineClient
 from minisgl.client.envelope import unavailable
-from minisgl.client.exchange import REQUEST_ID, ClientGone, EventStream, Exchange, route
+from minisgl.client.exchange import REQUEST_ID, ClientGone, ErrorShape, EventStream, Exchange, route
 from minisgl.client.fields import (
     Fields,
     as_array,
@@ -78,7 +78,7 @@ from minisgl.text.tokenizer import Decoder, Tokenizer, TokenizerContext
 __all__ = [
     "I32", "NO_PAGES", "REQUEST_ID", "UNBOUNDED", "Accepted", "Admit", "ByteDecoder", "CacheContext", "CacheError",
     "CachePolicy", "CacheStats", "CapacityError", "ClientGone", "Command", "CommandContext", "Component", "ConfigError",
-    "Decoder", "Delta", "Deny", "EmptyLease", "EngineClient", "EngineInfo", "EngineOps", "EventStream", "Exchange",
+    "Decoder", "Delta", "Deny", "EmptyLease", "EngineClient", "EngineInfo", "EngineOps", "ErrorShape", "EventStream", "Exchange",
     "ExecContext", "ExecHealth", "ExecInfo", "Executor", "Fault", "Fields", "Finish", "Frontend", "FrontendContext",
     "GenerateRequest", "Grammar", "GrammarContext", "GrammarSpec", "Grant", "HttpFrontend", "Inserted", "Lease", "Limits", "LocalModel", "LoopContext",
     "Matcher", "MiniSGLError", "MoEFacts", "ModelError", "ModelFacts", "ModelSource", "Observer", "ObserverContext", "Outline", "OutputParser", "ParseSpec", "ParserContext", "Part", "PluginError",

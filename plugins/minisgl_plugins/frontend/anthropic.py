@@ -1,0 +1,182 @@
+"""The Anthropic API: messages and the count of their tokens, as a translation to and from chat completions."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from minisgl.api import Delta, ErrorShape, EventStream, Exchange, Fields, GenerateRequest, RequestError, route
+
+from .anthropic_request import as_chat
+from .generating import GeneratingFrontend, Outputs
+from .openai_chunks import Tally
+from .openai_messages import read_messages
+from .openai_reply import parts_of
+from .openai_request import Call, read_chat, read_template
+from .openai_tools import read_tools
+
+if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
+
+ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+KINDS = {"content": ("text", "text", "text_delta"), "reasoning": ("thinking", "thinking", "thinking_delta")}
+
+
+def error_body(error: RequestError) -> bytes:
+    kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return orjson.dumps({"type": "error", "error": {"type": kind, "message": error.message[:1000]}})
+
+
+def event(kind: str, **members: Any) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), orjson.dumps({"type": kind, **members}))
+
+
+ERRORS = ErrorShape(error_body, lambda error: b"event: error\ndata: " + error_body(error) + b"\n\n", b"")
+
+
+class AnthropicFrontend(GeneratingFrontend):
+    def routes(self) -> list[BaseRoute]:
+        return [
+            route("POST", "/v1/messages", self.messages),
+            route("POST", "/v1/messages/count_tokens", self.count_tokens),
+        ]
+
+    async def messages(self, x: Exchange) -> None:
+        x.state.errors = ERRORS
+        body = await x.json()
+        info = self._info()
+        call = read_chat(as_chat(body), info, self.settings).counted_for(x.header(b"x-api-key"))
+        tally = Tally(1, 1)
+        outputs = self._outputs(call, info, tally)
+        answer = Message(call, tally)
+        if call.common.stream:
+            await self._stream(x, answer, outputs)
+        else:
+            await x.respond_json(await x.attached(self._collect(answer, outputs)))
+
+    async def count_tokens(self, x: Exchange) -> None:
+        x.state.errors = ERRORS
+        f = Fields(as_chat(await x.json(), needs_max=False))
+        self._info()
+        messages = read_messages(f)
+        template = read_template(f, messages, read_tools(f).tools)
+        ids = await self.client.tokenize(GenerateRequest(messages=messages, template=template, param="messages"))
+        await x.respond_json({"input_tokens": len(ids)})
+
+    async def _collect(self, answer: Message, outputs: Outputs) -> dict[str, Any]:
+        async with aclosing(outputs):
+            async for _, delta in outputs:
+                for _ in answer.events(delta):
+                    pass
+        return answer.whole()
+
+    async def _stream(self, x: Exchange, answer: Message, outputs: Outputs) -> None:
+        async def produce(events: EventStream) -> None:
+            async with aclosing(outputs):
+                async for _, delta in outputs:
+                    frames = b"".join(answer.events(delta))
+                    if frames or not events.started:
+                        await events.send(frames)
+            await events.finish(answer.end())
+
+        await x.stream(produce, answer.start)
+
+
+class Message:
+    """One answer as content blocks: all of them, and as the events that build them."""
+
+    def __init__(self, call: Call, tally: Tally) -> None:
+        self._call, self._tally = call, tally
+        self._id = "msg_" + secrets.token_hex(12)
+        self._blocks: list[dict[str, Any]] = []
+        self._open = ""  # kind of the last block while it grows
+        self._inputs: dict[int, str] = {}  # JSON of tool inputs, by block
+        self._stop: str | None = None
+        self._sequence: str | None = None
+
+    def start(self) -> bytes:
+        message = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None}
+        return event("message_start", message={**message, "usage": {**self._usage(), "output_tokens": 0}})
+
+    def events(self, delta: Delta) -> Iterator[bytes]:
+        for part in parts_of(delta):
+            if part.kind in KINDS:
+                yield from self._text(part.kind, part.text)
+            elif part.kind == "call":
+                block = {"type": "tool_use", "id": "toolu_" + secrets.token_hex(12), "name": part.text, "input": {}}
+                yield from self._begin("call", block)
+                self._inputs[len(self._blocks) - 1] = ""
+            elif part.kind == "arguments":
+                at = len(self._blocks) - 1
+                self._inputs[at] += part.text
+                change = {"type": "input_json_delta", "partial_json": part.text}
+                yield event("content_block_delta", index=at, delta=change)
+            elif part.kind == "broken" and not self._call.common.stream:  # nothing of it is out yet
+                self._open = ""
+                del self._inputs[len(self._blocks) - 1]
+                self._blocks.pop()
+                yield from self._text("content", part.text)
+        if delta.finish is not None:
+            yield from self._close()
+            self._end(delta)
+
+    def _text(self, kind: str, text: str) -> Iterator[bytes]:
+        name, field, change = KINDS[kind]
+        if self._open != kind:
+            signature = {"signature": ""} if kind == "reasoning" else {}
+            yield from self._begin(kind, {"type": name, field: "", **signature})
+        self._blocks[-1][field] += text
+        yield event("content_block_delta", index=len(self._blocks) - 1, delta={"type": change, field: text})
+
+    def _begin(self, kind: str, block: dict[str, Any]) -> Iterator[bytes]:
+        yield from self._close()
+        self._blocks.append(block)
+        self._open = kind
+        yield event("content_block_start", index=len(self._blocks) - 1, content_block=block)
+
+    def _close(self) -> Iterator[bytes]:
+        if self._open:
+            self._open = ""
+            yield event("content_block_stop", index=len(self._blocks) - 1)
+
+    def _end(self, delta: Delta) -> None:
+        self._stop = "max_tokens" if delta.finish == "length" else "tool_use" if self._inputs else "end_turn"
+        if isinstance(delta.stop_reason, str):
+            self._stop, self._sequence = "stop_sequence", delta.stop_reason
+
+    def end(self) -> bytes:
+        change = {"stop_reason": self._stop, "stop_sequence": self._sequence}
+        return event("message_delta", delta=change, usage=self._usage()) + event("message_stop")
+
+    def whole(self) -> dict[str, Any]:
+        for at, text in self._inputs.items():
+            try:
+                self._blocks[at]["input"] = orjson.loads(text or "{}")
+            except orjson.JSONDecodeError:  # cut by max_tokens
+                self._blocks[at]["input"] = {}
+        ends = {"stop_reason": self._stop, "stop_sequence": self._sequence}
+        return {**self._head(), "content": self._blocks, **ends, "usage": self._usage()}
+
+    def _head(self) -> dict[str, Any]:
+        return {"id": self._id, "type": "message", "role": "assistant", "model": self._call.model}
+
+    def _usage(self) -> dict[str, Any]:
+        usage = self._tally.usage()
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": usage["prompt_tokens"] - cached,
+            "output_tokens": usage["completion_tokens"],
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+        }
