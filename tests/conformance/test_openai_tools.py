@@ -394,3 +394,81 @@ def test_a_prompt_can_be_cut_to_its_last_tokens(served: Any, api: Any, vocabular
     assert served.admitted[0].ids.tolist() == vocabulary.ids("def")
     assert len(served.admitted[1].ids) == 250
     api.refused(api.complete("a", truncate_prompt_tokens=0), 400, "integer_below_min_value", "truncate_prompt_tokens")
+
+
+# ---------------------------------------------------------------------------------------- 24: calls that must be made
+
+
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "output", "finish", "names"),
+    [(NAMED, CALL_F, "stop", ["f"]), ("required", CALL_F, "tool_calls", ["f"]), ("required", "no call", "stop", [])],
+)
+def test_24_forced_calls_and_their_finish_reason(ask: Any, choice: Any, output: str, finish: str, names: Any) -> None:
+    for stream in (False, True):
+        r = ask("hermes", output, stream=stream, tools=TOOLS, tool_choice=choice)
+        m = joined(r) if stream else message(r)
+        assert [name for name, _ in calls(m)] == names
+        assert m["finish_reason"] == finish
+        if not names:
+            assert m["content"] == output
+            assert stream or "tool_calls" not in m
+
+
+SCHEMA_PATH = "response_format.json_schema.schema"
+UNIQUE = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+
+
+def schema_format(schema: Any, strict: bool) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": strict}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"response_format": {"type": "x"}}, "invalid_value", "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "missing_required_parameter", "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "missing_required_parameter",
+            SCHEMA_PATH,
+        ),
+        ({"response_format": schema_format(UNIQUE, True)}, "invalid_json_schema", SCHEMA_PATH),
+        (
+            {"response_format": schema_format({"type": "object", "properties": {"value": "bar"}}, False)},
+            "invalid_json_schema",
+            SCHEMA_PATH,
+        ),
+        ({"structured_outputs": {}}, "invalid_value", "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "invalid_value", "structured_outputs"),
+        ({"structured_outputs": {"regex": "("}}, "invalid_grammar", "structured_outputs.regex"),
+        ({"guided_regex": "(?=a)"}, "invalid_grammar", "guided_regex"),
+        ({"guided_json": "{"}, "invalid_json_schema", "guided_json"),
+        ({"guided_choice": []}, "empty_array", "guided_choice"),
+        ({"ebnf": "%%%"}, "invalid_grammar", "ebnf"),
+        ({"regex": "a", "response_format": {"type": "json_object"}}, "invalid_value", "regex"),
+        (
+            {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "invalid_value",
+            "response_format",
+        ),
+    ],
+)
+def test_27_a12_forms_that_cannot_be_enforced_are_refused(
+    family: Any, api: Any, fields: Any, code: str, param: str
+) -> None:
+    r = httpx.post(f"{family('hermes').v1}/chat/completions", json={"messages": USER, **fields}, timeout=20)
+    api.refused(r, 400, code, param)
+
+
+def test_27_what_is_not_strict_is_taken(ask: Any) -> None:
+    assert message(ask("hermes", "[1]", response_format=schema_format(UNIQUE, False)))["content"] == "[1]"
+
+
+def test_strict_tools_with_a_bad_schema_are_refused(family: Any, api: Any) -> None:
+    function = {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {"a": UNIQUE}}}
+    body = {"messages": USER, "tools": [{"type": "function", "function": function}]}
+    r = httpx.post(f"{family('hermes').v1}/chat/completions", json=body, timeout=20)
+    api.refused(r, 400, "invalid_function_parameters", "tools[0].function.parameters")

@@ -81,9 +81,10 @@ def read_chat(body: dict[str, Any], info: EngineInfo, settings: OpenAISettings) 
     tools = read_tools(f)
     hidden = tools.mode == "none" and settings.exclude_tools_when_none
     template = read_template(f, messages, () if hidden else tools.tools)
-    if tools.forced or any(tools.strict):
-        raise f.unsupported(
-            "tool_choice" if tools.forced else "tools", "that constrain the output are not supported yet"
+    if tools.forced and common.form is not None:
+        param = common.form.param.partition(".")[0]
+        raise RequestError(
+            f"'{param}' and a 'tool_choice' that wants calls exclude one another.", code="invalid_value", param=param
         )
     echo = _chat_echo(f, messages, bool(template["continue_final_message"]))
     add_special = f.boolean("add_special_tokens") or False
