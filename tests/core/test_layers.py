@@ -131,7 +131,7 @@ def test_plugins_of_one_kind_do_not_import_those_of_another() -> None:
 
 
 TORCH_PACKAGES = tuple(
-    f"minisgl_plugins.{p}" for p in ("attention", "models", "ops", "quant", "sampler")
+    f"minisgl_plugins.{p}" for p in ("attention", "logits", "models", "ops", "quant", "sampler")
 )  # helpers too
 
 

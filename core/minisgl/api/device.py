@@ -4,6 +4,7 @@ from minisgl.runtime.attention import AttentionBackend, AttnContext, AttnFacts, 
 from minisgl.runtime.batch import BatchView, ForwardBatch, OpTable
 from minisgl.runtime.comm import Comm, NoComm, TorchComm
 from minisgl.runtime.kernels import Ops, OpsContext
+from minisgl.runtime.logits import BANNED, FOREVER, LogitsContext, LogitsProcessor
 from minisgl.runtime.model import Model, ModelContext, TpInfo
 from minisgl.runtime.profile import StepRanges
 from minisgl.runtime.quant import Apply, QuantContext, QuantMethod
@@ -12,6 +13,6 @@ from minisgl.runtime.staging import Ring, Uploads
 from minisgl.runtime.worker import Pending, Worker
 
 __all__ = [
-    "Apply", "AttentionBackend", "AttnContext", "AttnFacts", "BatchView", "Comm", "ForwardBatch", "GraphSupport", "KVSpec", "Model", "ModelContext", "NoComm", "OpTable",
+    "BANNED", "FOREVER", "Apply", "AttentionBackend", "AttnContext", "AttnFacts", "BatchView", "Comm", "ForwardBatch", "GraphSupport", "KVSpec", "LogitsContext", "LogitsProcessor", "Model", "ModelContext", "NoComm", "OpTable",
     "Ops", "OpsContext", "Pending", "QuantContext", "QuantMethod", "Ring", "SampleRows", "Sampler", "SamplerContext", "StepRanges", "TorchComm", "TpInfo", "Uploads", "Worker",
 ]  # fmt: skip

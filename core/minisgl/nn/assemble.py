@@ -21,7 +21,7 @@ from minisgl.base.types import ExecInfo, LocalModel
 from minisgl.base.vocabulary import tokenizer_ids
 from minisgl.config.schema import LimitsSettings, Settings
 from minisgl.nn.builder import Builder
-from minisgl.nn.choose import pick_attention, pick_ops, pick_sampler
+from minisgl.nn.choose import pick_attention, pick_logits, pick_ops, pick_sampler
 from minisgl.nn.dummy import dummy_weights
 from minisgl.nn.loader import load_weights
 from minisgl.nn.quant import make_quant
@@ -33,8 +33,10 @@ from minisgl.runtime.forms import Forms
 from minisgl.runtime.graph import CudaRecorder, GraphRunner, Recorder, graph_sizes
 from minisgl.runtime.kernels import OpsContext, op_table
 from minisgl.runtime.kv import KVRoom, allocate, plan_room
+from minisgl.runtime.logits import LogitsContext, LogitsProcessor
 from minisgl.runtime.model import Model, ModelContext, TpInfo
 from minisgl.runtime.phase import PhaseSplit
+from minisgl.runtime.pick import Picker
 from minisgl.runtime.rows import DeviceRows, Rows
 from minisgl.runtime.sampling import Sampler, SamplerContext
 from minisgl.runtime.worker import Worker
@@ -72,6 +74,7 @@ def build_worker(
     ops_names = pick_ops(config, registry, device, dtype)
     ops = op_table([create("ops", name, lambda s: OpsContext(s, device, dtype)) for name in ops_names])
     sampler_name = pick_sampler(config, registry, device)
+    logits_names, own_logits = pick_logits(config, registry)
     quant_name, quant = make_quant(config, registry, local.config, device, dtype)
     cls: type[Model] = registry.load("model", facts.arch)
 
@@ -108,14 +111,24 @@ def build_worker(
             for name, _ in attention.backends
         ]
         backend = backends[0] if len(backends) == 1 else PhaseSplit(*backends)
+        vocab = true_vocab(facts, local)
         sampler: Sampler = create(
             "sampler",
             sampler_name,
-            lambda s: SamplerContext(s, device, max_slots, true_vocab(facts, local), _seed(config.engine.seed), depth),
+            lambda s: SamplerContext(s, device, max_slots, vocab, _seed(config.engine.seed), depth),
         )
+
+        def processor(name: str) -> LogitsProcessor:
+            made: LogitsProcessor = create(
+                "logits", name, lambda s: LogitsContext(s, name, device, max_slots, vocab, depth)
+            )
+            return made
+
+        processors = [processor(name) for name in logits_names]
+        picker = Picker(sampler, processors, device, max_slots, vocab, facts.vocab, depth)
         info = _info(config, facts, room, max_slots, batch_tokens, device, dtype, picks)
-        info = replace(info, grammars=local.tokenizer_dir is not None)
-        return Worker(info, model, backend, ops, sampler, rows, state, kv, device, dtype, comm, depth, forms=forms)
+        info = replace(info, grammars=local.tokenizer_dir is not None, logits=own_logits)
+        return Worker(info, model, backend, ops, picker, rows, state, kv, device, dtype, comm, depth, forms=forms)
 
     cuda, graph_rows = device.type == "cuda", config.engine.cuda_graph_max_rows
     kept = 0
@@ -161,7 +174,7 @@ def add_graphs(
         return
     w = worker
     w.graphs = GraphRunner(
-        w.model, w.attention, w.ops, w.sampler, w.rows, w.state, w.kv, w.dtype, recorder, graph_sizes(most)
+        w.model, w.attention, w.ops, w.picker, w.rows, w.state, w.kv, w.dtype, recorder, graph_sizes(most)
     )
     w.graphs.capture(progress)
 

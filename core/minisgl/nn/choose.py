@@ -25,6 +25,8 @@ ATTENTION_BY_SM: dict[
 }
 OPS_ORDER = ("triton", "flashinfer", "sgl", "torch")
 SAMPLER_ORDER = ("fused", "torch")
+# Behind the fields that every request may have; in the order of their own `order`.
+LOGITS_OF_FIELDS = ("bias", "penalties", "min_tokens", "allowed_tokens", "bad_words")
 
 
 class AttentionPick(NamedTuple):
@@ -104,6 +106,16 @@ def pick_sampler(config: Settings, registry: Registry, device: torch.device) -> 
     if (reason := cls.supports(device)) is not None:
         raise ConfigError(f"sampler={name!r} cannot be used on {device}: {reason}; use auto, or 'torch' on any device")
     return name
+
+
+def pick_logits(config: Settings, registry: Registry) -> tuple[list[str], tuple[str, ...]]:
+    """All logits processors: those behind the fields that every request may have, and the configured ones, which are also given
+    by themselves. Raises: PluginError."""
+    own = tuple(name for name in dict.fromkeys(config.use("logits")) if name not in LOGITS_OF_FIELDS)
+    names = [*LOGITS_OF_FIELDS, *own]
+    for name in names:
+        registry.load("logits", name)
+    return names, own
 
 
 def _candidates(registry: Registry, kind: str, order: tuple[str, ...]) -> Iterator[tuple[str, Any]]:

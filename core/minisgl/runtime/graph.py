@@ -1,7 +1,8 @@
 """CUDA graphs of decode steps: captured once for some sizes, replayed for every step of at most so many rows.
 
 A step is two graphs. The first fills its inputs from the device rows and runs the layers; the second runs the head and the
-sampler and notes the tokens. Where the sampler cannot serve the rows from a graph, the second is run call by call.
+sampler and notes the tokens. Where the sampler cannot serve the rows from a graph, or more than the sampler acts on them, the second
+is run call by call.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from minisgl.base.types import I32, NO_PAGES
 from minisgl.runtime.attention import AttentionBackend
 from minisgl.runtime.batch import BatchView, ForwardBatch, OpTable
 from minisgl.runtime.model import Model
+from minisgl.runtime.pick import Picker
 from minisgl.runtime.rows import DeviceRows, Rows
-from minisgl.runtime.sampling import Sampler, SampleRows
+from minisgl.runtime.sampling import SampleRows
 
 
 class Graph(Protocol):
@@ -108,7 +110,7 @@ class GraphRunner:
         model: Model,
         attention: AttentionBackend,
         ops: OpTable,
-        sampler: Sampler,
+        picker: Picker,
         rows: Rows,
         state: DeviceRows,
         kv: list[Tensor],
@@ -116,7 +118,7 @@ class GraphRunner:
         recorder: Recorder,
         sizes: Sequence[int],
     ) -> None:
-        self._model, self._attention, self._ops, self._sampler = model, attention, ops, sampler
+        self._model, self._attention, self._ops, self._picker = model, attention, ops, picker
         self._rows, self._state, self._kv, self._dtype, self._recorder = rows, state, kv, dtype, recorder
         self.sizes = sorted(sizes)
         self.replays = 0
@@ -135,7 +137,7 @@ class GraphRunner:
     def capture(self, progress: Callable[[str, int, int], None]) -> None:
         """Record all sizes, the largest first, since the smaller then fit into its memory."""
         self._attention.graph_begin(self.sizes)
-        self._sampler.prepare()
+        self._picker.prepare()
         for done, rows in enumerate(reversed(self.sizes)):
             progress("CUDA graphs", done, len(self.sizes))
             self._captured[rows] = self._capture(rows)
@@ -163,7 +165,7 @@ class GraphRunner:
         def sample() -> None:
             out = self._state.n_out.index_select(0, view.slot)
             nobody = SampleRows(NO_PAGES, NO_PAGES, view.slot, out)
-            tokens = self._sampler.sample(self._model.logits(hidden[0], batch), nobody)
+            tokens = self._picker.sampler.sample(self._model.logits(hidden[0], batch), nobody)
             self._state.sampled(view.slot, out, tokens)
             self._picked[:rows].copy_(tokens)
 
@@ -171,7 +173,7 @@ class GraphRunner:
         layers()  # kernels compile and libraries take their workspaces outside the graph
         first = self._recorder.record(layers)
         second = None
-        if self._sampler.capturable:
+        if self._picker.sampler.capturable:
             sample()
             second = self._recorder.record(sample)
         self._state.n_decode.fill_(self._state.h_n_decode)
@@ -209,8 +211,8 @@ class GraphRunner:
         c = self._captured[self.sizes[bisect_left(self.sizes, n)]]
         self._refresh(c, step, h_slot, h_kv)
         c.layers.replay()
-        self._sampler.prepare()
-        if c.sample is not None and self._sampler.plain(h_slot):
+        self._picker.prepare()
+        if c.sample is not None and self._picker.plain(h_slot, h_out):
             c.sample.replay()
         else:
             self._sample(c, h_slot, h_out)
@@ -229,7 +231,7 @@ class GraphRunner:
         slot = c.view.slot[:n]
         out = self._state.n_out.index_select(0, slot)
         logits = self._model.logits(c.hidden[0][:n], c.batch)
-        tokens = self._sampler.sample(logits, SampleRows(h_slot, h_out, slot, out))
+        tokens = self._picker.pick(logits, SampleRows(h_slot, h_out, slot, out))
         self._state.sampled(slot, out, tokens)
         c.tokens[:n].copy_(tokens)
 

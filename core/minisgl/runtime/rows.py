@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from minisgl.base.types import I32, NO_PAGES, Bools, RowInit, StepPlan
+from minisgl.runtime.scores import Ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Rows:
         self.order = np.zeros(max_slots, np.int32)
         self._known: list[I32] = [NO_PAGES] * rows  # tokens of the prompt, from position _base on
         self._base = np.zeros(rows, np.int32)
+        self._prompt = np.zeros(rows, np.int32)  # tokens of the prompt
 
     def apply(self, plan: StepPlan) -> tuple[I32, I32]:
         """Apply what the plan changes, in its order. Returns: the cells of the flattened page table that changed, each once,
@@ -79,6 +81,7 @@ class Rows:
         self.page_table[s, n:] = self.dummy_page  # nothing stale of the row before
         self.kv_len[s] = self._base[s] = row.kv_len
         self._known[s] = row.ids
+        self._prompt[s] = row.kv_len + len(row.ids) - row.emitted
         self.n_out[s] = row.emitted
         stops = row.sampling.stop_ids
         if len(stops) > self.stop_ids.shape[1]:
@@ -93,6 +96,21 @@ class Rows:
         ids = self._known[slot][at : at + n]
         assert len(ids) == n, f"slot {slot}: tokens [{start}, {start + n}) are planned, known up to {at + len(ids)}"
         return ids
+
+    def asks(self, plan: StepPlan) -> Ask | None:
+        """The prompt tokens that the spans with ``score`` predict; before the step is laid out. None if there are none: the
+        last token of a prompt predicts none."""
+        first, at, row, position, token = plan.n_decode, [], [], [], []
+        for s in plan.spans:
+            start = int(self.kv_len[s.slot])
+            n = min(s.n_new, int(self._prompt[s.slot]) - 1 - start) if s.score else 0
+            if n > 0:
+                at.append(np.arange(first, first + n, dtype=np.int32))
+                row.append(np.full(n, s.slot, np.int32))
+                position.append(np.arange(start + 1, start + 1 + n, dtype=np.int32))
+                token.append(self.known(s.slot, start + 1, n))
+            first += s.n_new
+        return Ask(*(np.concatenate(x) for x in (at, row, position, token))) if at else None
 
     def locate(self, slot: I32, pos: I32) -> I32:
         """Where in the pool the KV of each token goes: ``page * page_size + offset``."""

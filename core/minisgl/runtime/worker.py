@@ -14,20 +14,23 @@ from minisgl.runtime.comm import Comm, NoComm
 from minisgl.runtime.forms import Forms
 from minisgl.runtime.graph import GraphRunner
 from minisgl.runtime.model import Model
+from minisgl.runtime.pick import Picker
 from minisgl.runtime.rows import DeviceRows, Layout, Rows, stopped
 from minisgl.runtime.sampling import Sampler, SampleRows
+from minisgl.runtime.scores import SCORE_ROWS, Ask, Packed, joined, unpack
 from minisgl.runtime.staging import Ring, Uploads
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
     """A step that was launched. ``tokens``: [n] int32 on the host, complete after ``done``, which is None on a CPU, where it
-    already is. ``stop_ids``: the rows' stop sets."""
+    already is. ``stop_ids``: the rows' stop sets. ``scored``: log probabilities, whose ``data`` are on the host likewise."""
 
     step: int
     tokens: Tensor
     stop_ids: I32
     done: torch.cuda.Event | None = None
+    scored: tuple[Packed, ...] = ()
 
     def wait(self) -> I32:
         """The tokens; waits for the device. To be called before so many other steps are launched as the worker has ``depth``."""
@@ -39,7 +42,8 @@ class Pending:
     def result(self) -> StepResult:
         """As ``wait``."""
         tokens = self.wait()
-        return StepResult(self.step, tokens, stopped(tokens, self.stop_ids))
+        blocks = [unpack(s.row, s.position, s.data.numpy().copy()) for s in self.scored]
+        return StepResult(self.step, tokens, stopped(tokens, self.stop_ids), joined(blocks) if blocks else None)
 
 
 @dataclass(slots=True)
@@ -54,7 +58,7 @@ class Worker:
     model: Model
     attention: AttentionBackend
     ops: OpTable
-    sampler: Sampler
+    picker: Picker
     rows: Rows
     state: DeviceRows
     kv: list[Tensor]
@@ -68,10 +72,20 @@ class Worker:
     decode_steps: int = 0  # of decode rows only: those that a graph can serve
     _uploads: Uploads = field(init=False)
     _results: Ring = field(init=False)
+    _scores: Ring = field(init=False)
 
     def __post_init__(self) -> None:
         self._uploads = Uploads(self.device, self.depth)
         self._results = Ring(self.device, self.depth + 1)
+        self._scores = Ring(self.device, self.depth + 1)
+
+    @property
+    def sampler(self) -> Sampler:
+        return self.picker.sampler
+
+    @sampler.setter
+    def sampler(self, sampler: Sampler) -> None:
+        self.picker.sampler = sampler
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute one step, and wait for it."""
@@ -84,7 +98,7 @@ class Worker:
         self.step += 1
         cells, pages = self.rows.apply(plan)
         for row in plan.init:
-            self.sampler.set_row(row.slot, row.uid, row.sampling)
+            self.picker.set_row(row)
         if self.forms is not None:
             self.forms.change(plan.retire, plan.init)
         self.decode_steps += not plan.spans
@@ -126,6 +140,7 @@ class Worker:
         return self._read(plan.step, tokens, stop_ids)
 
     def _compute(self, plan: StepPlan, cells: I32, pages: I32) -> Pending:
+        ask = self.rows.asks(plan) if any(s.score for s in plan.spans) else None
         at = self.rows.layout(plan)
         out, stop_ids = self.rows.emit(at.sampled)
         *changes, slot, kv, pos, loc, known, sample, sampled, before = self._uploads.send(
@@ -142,6 +157,8 @@ class Worker:
         b = ForwardBatch(view, meta, tokens, sample, self.kv, self.attention, self.ops, self.dtype)
         hidden = self.model(b)
         self.state.kv_len.index_copy_(0, slot, kv)
+        if ask is not None:
+            self._score(hidden, b, ask)
         if not len(at.sample):
             if self.forms is not None:
                 self.forms.settle()
@@ -152,12 +169,19 @@ class Worker:
         self.state.sampled(sampled, before, picked)
         return self._read(plan.step, picked, stop_ids)
 
+    def _score(self, hidden: Tensor, b: ForwardBatch, ask: Ask) -> None:
+        """Log probabilities of prompt tokens, a few rows of logits at a time. All ranks have to compute those."""
+        where, tokens = self._uploads.send(ask.at, ask.token)
+        parts = [
+            self.picker.scorer.prompt(self.model.logits(hidden.index_select(0, w), b), t, ask.row)
+            for w, t in zip(torch.split(where, SCORE_ROWS), torch.split(tokens, SCORE_ROWS), strict=True)
+        ]
+        self.picker.scored.append(Packed(ask.row, ask.position, torch.cat(parts)))
+
     def _sample(self, logits: Tensor, rows: SampleRows) -> Tensor:
         if self.comm.rank == 0:
-            if self.forms is not None:
-                logits = self.forms.mask(logits, rows.h_slot)
-            self.sampler.prepare()
-            picked = self.sampler.sample(logits, rows)
+            self.picker.prepare()
+            picked = self.picker.pick(logits, rows, self.forms.mask if self.forms is not None else None)
         else:
             picked = torch.empty(len(rows.slot), dtype=torch.int64, device=self.device)
         return self.comm.broadcast(picked) if self.comm.size > 1 else picked
@@ -183,9 +207,23 @@ class Worker:
         )
 
     def _read(self, step: int, tokens: Tensor, stop_ids: I32) -> Pending:
-        """Start the copy of ``tokens`` [n] to the host."""
+        """Start the copy of ``tokens`` [n], and of what was scored beside them, to the host."""
+        scored = self._read_scores() if self.picker.scored else ()
         if self.device.type == "cpu":
-            return Pending(step, tokens.to(torch.int32, copy=True), stop_ids)
+            return Pending(step, tokens.to(torch.int32, copy=True), stop_ids, scored=scored)
         host = self._results.take(len(tokens))
         host.copy_(tokens.int(), non_blocking=True)
-        return Pending(step, host, stop_ids, self._results.mark())
+        return Pending(step, host, stop_ids, self._results.mark(), scored)
+
+    def _read_scores(self) -> tuple[Packed, ...]:
+        scored, self.picker.scored = self.picker.scored, []
+        if self.device.type == "cpu":
+            return tuple(scored)
+        sizes = [s.data.numel() for s in scored]
+        host = self._scores.take(sum(sizes))
+        host.copy_(torch.cat([s.data.flatten() for s in scored]), non_blocking=True)
+        self._scores.mark()
+        return tuple(
+            Packed(s.row, s.position, part.view(s.data.shape))
+            for s, part in zip(scored, torch.split(host, sizes), strict=True)
+        )

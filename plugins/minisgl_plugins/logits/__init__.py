@@ -1,0 +1,1 @@
+"""Logits processors behind the fields that every request may have."""
