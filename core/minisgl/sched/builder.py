@@ -121,7 +121,9 @@ class Builder:
         rows.last[slot] = self._s.step
         self._granted += n
         done = r.kv_len == len(r.ids)
-        self.spans.append((r, Span(slot, n, done)))
+        score = r.scores
+        r.scored += n if score else 0
+        self.spans.append((r, Span(slot, n, done, score)))
         return Grant(n, done)
 
     # ------------------------------------------------------------------------------------------------------- decode

@@ -14,7 +14,8 @@ class Req:
     """``ids``: known tokens, [prompt_len] int32, after a preemption [prompt_len + emitted]; read-only. ``slot``: its row,
     None while it waits. ``lease``: pins the row's cached pages. ``cached_tokens``: prompt tokens from the cache at first
     admission, None before. ``planned``: all of ``ids`` has been planned. ``share_key``, ``awaits``, ``checked``: of
-    PromptSharing. ``matched``: (cache version, pages) of the last match."""
+    PromptSharing. ``matched``: (cache version, pages) of the last match. ``scored``: prompt tokens whose log probability is
+    planned, of those that are wanted."""
 
     uid: int
     ids: I32
@@ -37,6 +38,7 @@ class Req:
     awaits: Req | None = None
     checked: int = -1
     matched: tuple[int, int] | None = None
+    scored: int = 0
 
     @classmethod
     def of(cls, a: Admit, ids: I32, max_new: int, arrived: int, rows: Rows) -> Req:
@@ -59,6 +61,11 @@ class Req:
         """Its slot; only while it has one."""
         assert self.slot is not None, f"request {self.uid} in state {self.state.name} has no slot"
         return self.slot
+
+    @property
+    def scores(self) -> bool:
+        """Log probabilities of its prompt are still to be computed: it cannot begin with cached pages."""
+        return self.sampling.prompt_logprobs is not None and self.scored < self.prompt_len - 1
 
     @property
     def emitted(self) -> int:

@@ -30,12 +30,17 @@ class Residency:
         self.keeps = True
 
     def matched(self, r: Req) -> int:
-        """Pages of ``r`` that the cache holds now. The last token never counts: it must be computed to be continued."""
+        """Pages of ``r`` that the cache holds now and may be used. The last token never counts: it must be computed to be
+        continued."""
+        if r.scores:
+            return 0
         if r.matched is None or r.matched[0] != self.ledger.version:
             r.matched = self.ledger.version, call(self.cache.match, r.ids[:-1], r.namespace)
         return r.matched[1]
 
     def lease(self, r: Req) -> Lease:
+        if r.scores:
+            return EmptyLease()
         return call(self.cache.lease, r.ids[:-1], r.namespace)
 
     def release(self, lease: Lease) -> None:

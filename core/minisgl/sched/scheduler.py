@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,8 +17,10 @@ from minisgl.base.types import (
     EngineOutput,
     Finish,
     Limits,
+    LogprobBlock,
     Refused,
     ReqState,
+    Scores,
     StepPlan,
     StepResult,
     Tokens,
@@ -128,6 +131,8 @@ class Scheduler:
         assert len(tokens) == len(stop) == len(slots), f"{len(tokens)} tokens, {len(stop)} stops, {len(slots)} rows"
         self.done_step = res.step
         rows = self._rows
+        if res.logprobs is not None:
+            self._put_scores(res.logprobs)
         dead = rows.dead[slots]
         if dead.any():
             slots, tokens, stop = slots[~dead], tokens[~dead], stop[~dead]
@@ -216,6 +221,8 @@ class Scheduler:
         self.prefilling.pop(r.uid, None)
         self.sharing.end(r)
         self._close(r, keep=r.planned)
+        if r.scores:
+            r.scored = 0  # from the start again: half a prompt's would need the other half's KV
         r.ids, r.planned, r.matched, r.checked = ids, False, None, -1
         self.waiting[r.uid] = r
         self.waiting.move_to_end(r.uid, last=False)
@@ -245,6 +252,15 @@ class Scheduler:
         for owner in np.unique(owners).tolist():
             own = owners == owner
             self._put(owner, Tokens(step, uids[own], tokens[own]))
+
+    def _put_scores(self, block: LogprobBlock) -> None:
+        """Those of requests that have not ended, to their owners, before the tokens they are of."""
+        rows = self._rows
+        alive = ~rows.dead[block.row]
+        for owner in np.unique(rows.owner[block.row[alive]]).tolist():
+            own = block.take(alive & (rows.owner[block.row] == owner))
+            slots, at = np.unique(own.row, return_inverse=True)
+            self._put(owner, Scores(rows.uid[slots], replace(own, row=at.astype(np.int32))))
 
     def _put(self, owner: int, output: EngineOutput) -> None:
         self._outputs.setdefault(owner, []).append(output)

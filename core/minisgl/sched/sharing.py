@@ -42,7 +42,7 @@ class PromptSharing:
             if r.awaits.share_key is not None:
                 return True
             r.awaits = None
-        if not self._first or not self._residency.keeps or r.checked == self._generation:
+        if not self._first or not self._residency.keeps or r.checked == self._generation or r.scores:
             return False
         r.checked = self._generation
         page = self._residency.matched(r)

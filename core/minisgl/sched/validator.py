@@ -17,6 +17,7 @@ class Row:
     known: int
     emitted: int
     max_new: int
+    scored: bool = False  # log probabilities of its prompt are wanted
 
 
 class PlanValidator:
@@ -78,6 +79,7 @@ class PlanValidator:
         assert len(r.written) == r.emitted, f"slot {r.slot}: {len(r.written)} tokens written, {r.emitted} emitted"
         assert 0 <= r.emitted < r.max_new, f"I6: slot {r.slot} emitted {r.emitted} of {r.max_new}"
         self._rows[r.slot] = Row(pages[:n_cached], r.kv_len, r.kv_len + len(r.ids), r.emitted, r.max_new)
+        self._rows[r.slot].scored = r.sampling.prompt_logprobs is not None
         assert all(0 <= p < self._limits.num_pages for p in pages), f"I11: pages {pages} of {self._limits.num_pages}"
         assert len(set(pages)) == len(pages), f"slot {r.slot}: a page twice in {pages}"
         for page in pages[n_cached:]:
@@ -131,6 +133,7 @@ class PlanValidator:
         assert row.kv + span.n_new <= row.known, f"slot {span.slot}: {row.kv} + {span.n_new} > {row.known} known tokens"
         last = row.kv + span.n_new == row.known
         assert span.sample == last, f"I8: slot {span.slot} samples: {span.sample}, ends its prompt: {last}"
+        assert row.scored or not span.score, f"slot {span.slot} scores its prompt, which nobody asked for"
         self._advance(span.slot, span.n_new, span.sample)
 
     def _advance(self, slot: int, n_new: int, sample: bool) -> None:
