@@ -9,9 +9,11 @@ import json
 import os
 import stat
 import threading
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import zmq
 from hypothesis import given, settings
@@ -22,17 +24,21 @@ from minisgl.base.types import (
     PART_KINDS,
     Accepted,
     Admit,
+    Candidate,
     Delta,
     Ended,
     EngineInfo,
     Finish,
     GenerateRequest,
     LocalModel,
+    LogprobBlock,
     ParseSpec,
     Part,
     Refused,
     SamplingParams,
     SamplingSpec,
+    Scores,
+    TokenLogprob,
     Tokens,
     Usage,
 )
@@ -46,6 +52,9 @@ INFO = EngineInfo(
 )
 MODEL = LocalModel(
     "dir:/x", "x", Path("/x"), {"a": [1, {"b": None}]}, weights=(Path("/x/w"),), tokenizer_dir=Path("/x")
+)
+ASKED = SamplingParams(
+    logit_bias={5: -100, 7: 0.5}, bad_words=("x",), logits={"p": [1]}, logprobs=0, prompt_logprobs=3, min_tokens=2
 )
 SAMPLES: list[m.Message] = [
     m.Hello("engine", 7, "host", "abc", "{}", 2),
@@ -67,6 +76,7 @@ SAMPLES: list[m.Message] = [
         (1,), GenerateRequest(messages=({"role": "user", "content": "x"},), template={"tools": [1]}, param="messages")
     ),
     m.Submit((1,), GenerateRequest(text="x", parse=ParseSpec(False, True, 1), return_prompt_ids=True, keep_last=-1)),
+    m.Submit((1,), GenerateRequest(ids=(3,), sampling=ASKED)),
     m.Cancel((1, 2)),
     m.Tokenize(9, GenerateRequest(text="x")),
     m.Tokenized(9, (1, 2)),
@@ -88,7 +98,15 @@ def test_message_arrives_as_it_was_sent(message: m.Message) -> None:
 
 
 def test_admit_and_tokens_arrive_with_their_arrays() -> None:
-    spec = SamplingSpec(0.5, 3, 0.9, 0.1, None, 7, (1, 2))
+    spec = replace(
+        SamplingSpec(0.5, 3, 0.9, 0.1, None, 7, (1, 2)),
+        bias_ids=(5,),
+        biases=(-0.5,),
+        bad_words=((1, 2), (3,)),
+        extra={"p": {"q": 1}},
+        logprobs=4,
+        prompt_logprobs=0,
+    )
     admit = Admit(5, np.array([1, 2, 3], np.int32), spec, 1, -2, b"\x00\xff", 99, "kim")
     got = decode(encode(admit))
     assert isinstance(got, Admit)
@@ -108,11 +126,37 @@ def test_admit_and_tokens_arrive_with_their_arrays() -> None:
     assert (tokens.step, tokens.uids.tolist(), tokens.tokens.tolist()) == (1 << 40, [1 << 60], [-1])
 
 
+@pytest.mark.parametrize("k", [0, 2])
+@pytest.mark.parametrize("n", [0, 3])
+def test_scores_arrive_with_their_arrays(n: int, k: int) -> None:
+    def ints(*shape: int) -> npt.NDArray[np.int32]:
+        return np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+
+    floats = (np.full(n, -0.1, np.float32), np.full((n, k), -np.inf, np.float32))
+    block = LogprobBlock(ints(n), ints(n), ints(n), floats[0], ints(n), ints(n, k), floats[1])
+    got = decode(encode(Scores(np.array([1 << 60] * 3, np.int64), block)))
+    assert isinstance(got, Scores)
+    assert got.uids.tolist() == [1 << 60] * 3
+    for field in fields(block):
+        sent, came = getattr(block, field.name), getattr(got.block, field.name)
+        assert (came.dtype, came.shape, came.tolist()) == (sent.dtype, (n, k if n else 0)[: sent.ndim], sent.tolist())
+
+
 def test_every_message_type_is_covered_by_a_sample() -> None:
-    seen = {type(s) for s in SAMPLES} | {Admit, Tokens, m.Deltas}
+    seen = {type(s) for s in SAMPLES} | {Admit, Scores, Tokens, m.Deltas}
     assert seen == set(m.Message.__args__)  # type: ignore[attr-defined]
 
 
+CANDIDATES = st.builds(
+    Candidate,
+    st.integers(0, 9),
+    st.none() | st.sampled_from([-0.1, -float("inf")]),
+    st.text(max_size=2),
+    st.none() | st.binary(max_size=3),
+)
+TOLD = st.builds(
+    TokenLogprob, CANDIDATES, st.integers(0, 9), st.lists(CANDIDATES, max_size=2).map(tuple), st.integers(0, 9)
+)
 DELTAS = st.builds(
     Delta,
     uid=st.integers(0, 2**63 - 1),
@@ -125,6 +169,8 @@ DELTAS = st.builds(
     error=st.text(max_size=3),
     parts=st.lists(st.builds(Part, st.sampled_from(PART_KINDS), st.text(max_size=5)), max_size=3).map(tuple),
     n_reasoning=st.integers(0, 4),
+    logprobs=st.none() | st.lists(TOLD, max_size=2).map(tuple),
+    prompt_logprobs=st.none() | st.lists(TOLD, max_size=2).map(tuple),
 )
 
 

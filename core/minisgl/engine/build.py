@@ -175,6 +175,7 @@ def engine_info(
         defaults=defaults,
         picks={**picks, **device.picks},
         grammars=device.grammars,
+        logits=device.logits,
     )
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from minisgl.base.errors import Fault, MiniSGLError
+from minisgl.base.errors import Fault, MiniSGLError, RequestError
 from minisgl.base.types import Admit, Ended, EngineInfo, EngineOutput, Refused, StepPlan, StepResult, Tokens
 from minisgl.engine.executor import Executor
 from minisgl.engine.loop import StepLoop, Ticket
@@ -109,7 +109,7 @@ class Engine:
             self._stopping = True
 
     def _admit(self, a: Admit) -> None:
-        refused = self._overload(a) or self.scheduler.admit(a)
+        refused = self._overload(a) or self._check(a) or self.scheduler.admit(a)
         if refused is not None:
             self.port.send(a.owner, [refused])
             self.observers.call("request", RequestEvent(a.uid, "refused", time.monotonic_ns(), len(a.ids)))
@@ -131,6 +131,14 @@ class Engine:
         else:
             return None
         return Refused(a.uid, 503, f"{why}; try again later", "server_overloaded")
+
+    def _check(self, a: Admit) -> Refused | None:
+        if a.sampling.extra:
+            try:
+                self.executor.check(a.sampling.extra)
+            except RequestError as e:
+                return Refused(a.uid, e.status, e.message, e.code, e.param)
+        return None
 
     def schedule(self) -> StepPlan | None:
         start = time.perf_counter_ns()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -51,6 +51,12 @@ class Executor(Component):
     @abstractmethod
     def start(self) -> ExecInfo:
         """Load the model and allocate. Raises: Fault, ModelError, CapacityError, PluginError."""
+
+    def check(self, extra: Mapping[str, Any]) -> None:
+        """Look at a request's parameters of logits processors, by their names, before it is admitted.
+
+        Raises: RequestError for those that a processor refuses.
+        """
 
     @abstractmethod
     def submit(self, plan: StepPlan) -> Ticket:

@@ -124,7 +124,7 @@ def build_worker(
             )
             return made
 
-        processors = [processor(name) for name in logits_names]
+        processors = {name: processor(name) for name in logits_names}
         picker = Picker(sampler, processors, device, max_slots, vocab, facts.vocab, depth)
         info = _info(config, facts, room, max_slots, batch_tokens, device, dtype, picks)
         info = replace(info, grammars=local.tokenizer_dir is not None, logits=own_logits)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from minisgl.base.errors import RequestError
 from minisgl.base.types import I32, Bools, RowInit
 from minisgl.runtime.logits import FOREVER, LogitsProcessor
 from minisgl.runtime.sampling import Sampler, SampleRows
@@ -24,7 +26,7 @@ class Picker:
     def __init__(
         self,
         sampler: Sampler,
-        processors: Sequence[LogitsProcessor],
+        processors: Mapping[str, LogitsProcessor],
         device: torch.device,
         max_slots: int,
         vocab: int,
@@ -34,7 +36,8 @@ class Picker:
         self.sampler, self._vocab = sampler, vocab
         self.scorer = Scorer(max_slots, vocab, width)
         self.scored: list[Packed] = []
-        self._processors = sorted(processors, key=lambda p: p.order)
+        self._by_name = processors
+        self._processors = sorted(processors.values(), key=lambda p: p.order)
         self._until = np.zeros((len(processors), max_slots + 1), np.int32)  # output tokens that a processor acts on
         self._busy = np.zeros(max_slots + 1, np.int32)  # output tokens that anything acts on
         self._uploads = Uploads(device, depth)
@@ -47,6 +50,14 @@ class Picker:
         self._until[:, slot] = [p.set_row(row) for p in self._processors]
         told = FOREVER if self.scorer.output[slot] >= 0 else 0
         self._busy[slot] = max(told, self._until[:, slot].max(initial=0))
+
+    def check(self, extra: Mapping[str, Any]) -> None:
+        """What a request gives to processors by name. Raises: RequestError. May be called from another thread."""
+        for name, params in extra.items():
+            try:
+                self._by_name[name].check(params)
+            except ValueError as e:
+                raise RequestError(f"logits.{name}: {e}", param=f"logits.{name}") from e
 
     def prepare(self) -> None:
         """Once before each step's ``pick``, outside any graph."""

@@ -10,6 +10,7 @@ from minisgl.base.types import Delta, Ended, Finish, Part, Usage
 from minisgl.text.parse import Parsing
 from minisgl.text.stops import StopHolder
 from minisgl.text.tokenizer import Decoder
+from minisgl.text.told import Told
 
 
 class NoText(Decoder):
@@ -24,7 +25,8 @@ class NoText(Decoder):
 
 @dataclass(slots=True)
 class Output:
-    """One running output. ``closed``: later tokens are dropped; ``muted``: nothing more is told to the client."""
+    """One running output. ``min_tokens``: before so many no stop string is looked for. ``closed``: later tokens are dropped;
+    ``muted``: nothing more is told to the client."""
 
     uid: int
     index: int
@@ -36,6 +38,8 @@ class Output:
     show_stop: bool
     completion_tokens: int = 0
     parsing: Parsing | None = None
+    told: Told | None = None
+    min_tokens: int = 0
     reasoning_tokens: int = 0
     stop_token: int | None = None
     closed: bool = False
@@ -53,6 +57,10 @@ class Output:
             self.stop_token, self.closed = token, True
             shown = self.show_stop
         text = self.decoder.push((token,)) if shown else ""
+        if self.told is not None:
+            self.told.take(self.prompt_tokens + self.completion_tokens - 1, token, text)
+        if self.stops is not None:
+            self.stops.asleep = self.completion_tokens <= self.min_tokens
         if self.parsing is not None:
             return self._parse(self.parsing, text, token)
         return shown and self._add(text)
@@ -103,6 +111,8 @@ class Output:
     def delta(self, **end: Any) -> Delta:
         """What is new since the last one."""
         ids = tuple(self.ids)
+        if self.told is not None:
+            end |= {"logprobs": self.told.flush(), "prompt_logprobs": self.told.prompt()}
         if self.parsing is None:
             new = Delta(uid=self.uid, index=self.index, text="".join(self.text), ids=ids, **end)
         else:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from minisgl.base.types import (
     Refused,
     SamplingParams,
     SamplingSpec,
+    Scores,
     TextOutput,
     Tokens,
 )
@@ -37,6 +39,7 @@ from minisgl.text.output import NoText, Output
 from minisgl.text.parse import Parsers, Parsing
 from minisgl.text.stops import StopHolder
 from minisgl.text.tokenizer import Decoder, Tokenizer
+from minisgl.text.told import TokenNames, Told, prompt_offsets, scores_of
 from minisgl.text.validate import check_ids, check_request
 
 logger = logging.getLogger(__name__)
@@ -64,6 +67,7 @@ class TextProcessor:
         self._owner = owner
         self._eos = frozenset(info.eos) | (tokenizer.eos if tokenizer is not None else frozenset())  # fault A15
         self._running: dict[int, Output] = {}
+        self._names = TokenNames(tokenizer)
 
     # -- requests in
 
@@ -108,6 +112,8 @@ class TextProcessor:
             stop_ids=frozenset(spec.stop_ids),
             eos=frozenset() if params.ignore_eos else self._eos,
             show_stop=params.include_stop_str_in_output,
+            told=self._told(text, ids, spec),
+            min_tokens=params.min_tokens,
         )
         return Admit(
             uid=uid,
@@ -119,6 +125,13 @@ class TextProcessor:
             arrived_ns=time.monotonic_ns(),
             key=request.key,
         )
+
+    def _told(self, text: str, ids: I32, spec: SamplingSpec) -> Told | None:
+        if spec.logprobs is None and spec.prompt_logprobs is None:
+            return None
+        prompt = () if spec.prompt_logprobs is None else ids.tolist()
+        offsets = prompt_offsets(self._tokenizer, prompt, text)
+        return Told(self._names, spec.logprobs, spec.prompt_logprobs, prompt, offsets)
 
     def _decoder(self, request: GenerateRequest) -> Decoder:
         if self._tokenizer is None:
@@ -251,15 +264,45 @@ class TextProcessor:
         # A grammar lets EOS through only where the output may end, and nothing else where it must.
         keep_eos = not params.ignore_eos or Outlines.wanted(request) is not None
         stop_ids = (self._eos if keep_eos else frozenset()) | frozenset(params.stop_token_ids)
+        max_new = self._max_new(request, prompt_tokens)
         return SamplingSpec(
             temperature=0.0 if temperature < 1e-5 else float(temperature),
             top_k=1 if top_p == 0 else max(0, int(top_k)),  # top_p 0 keeps the most likely token
             top_p=1.0 if top_p == 0 else float(top_p),
             min_p=float(self._value(params, "min_p")),
             seed=params.seed,
-            max_new=self._max_new(request, prompt_tokens),
+            max_new=max_new,
             stop_ids=tuple(sorted(i for i in stop_ids if 0 <= i < self._info.vocab)),
+            bias_ids=tuple(params.logit_bias),
+            biases=tuple(float(b) for b in params.logit_bias.values()),
+            presence_penalty=float(params.presence_penalty),
+            frequency_penalty=float(params.frequency_penalty),
+            repetition_penalty=float(params.repetition_penalty),
+            min_new=min(params.min_tokens, max_new),
+            allowed_ids=tuple(sorted(set(params.allowed_token_ids))),
+            bad_words=self._bad_words(params),
+            extra=self._extra(params),
+            logprobs=params.logprobs,
+            prompt_logprobs=params.prompt_logprobs,
         )
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each word, at the beginning of a text and after a space."""
+        if not params.bad_words:
+            return ()
+        tokenizer = self._need_tokenizer("bad_words", "bad_words")
+        texts = [space + word.strip() for word in params.bad_words for space in ("", " ")]
+        return tuple(dict.fromkeys(tuple(tokenizer.encode(text, False).tolist()) for text in texts))
+
+    def _extra(self, params: SamplingParams) -> dict[str, Any]:
+        known = self._info.logits
+        if unknown := sorted(set(params.logits) - set(known)):
+            raise RequestError(
+                f"logits.{unknown[0]} is no logits processor of this server; it has {', '.join(known) or 'none'}: "
+                "add one with logits.use",
+                param=f"logits.{unknown[0]}",
+            )
+        return dict(params.logits)
 
     def _value(self, params: SamplingParams, name: str) -> float:
         given = getattr(params, name)
@@ -300,6 +343,9 @@ class TextProcessor:
             if isinstance(item, Tokens):
                 self._tokens(item, fresh, aborts)
                 continue
+            if isinstance(item, Scores):
+                self._scores(item)
+                continue
             output = self._running.pop(item.uid, None)
             fresh.pop(item.uid, None)
             if output is None or output.muted:
@@ -307,6 +353,13 @@ class TextProcessor:
             told.append(output.end(item) if isinstance(item, Ended) else item)
         told.extend([output.delta() for output in fresh.values()])
         return told, aborts
+
+    def _scores(self, new: Scores) -> None:
+        outputs = [self._running.get(uid) for uid in new.uids.tolist()]
+        for row, position, score in scores_of(new.block):
+            output = outputs[row]
+            if output is not None and output.told is not None:
+                output.told.add(position, score)
 
     def _tokens(self, new: Tokens, fresh: dict[int, Output], aborts: list[int]) -> None:
         running = self._running

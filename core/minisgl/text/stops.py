@@ -14,10 +14,11 @@ class StopHolder:
     ``stops``: so the result does not depend on how the text was cut into pieces. Between pieces only the longest end of the
     text that is a proper prefix of some stop string is held back. ``include``: keep the stop string in the text.
 
-    ``matched``: the stop string that ended the text, None so far.
+    ``matched``: the stop string that ended the text, None so far. While it is ``asleep`` text passes; a stop string that begins
+    then is none.
     """
 
-    __slots__ = ("_held", "_include", "_stops", "_words", "matched")
+    __slots__ = ("_held", "_include", "_stops", "_words", "asleep", "matched")
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         self._stops = tuple(stops)
@@ -25,11 +26,14 @@ class StopHolder:
         self._include = include
         self._held = ""
         self.matched: str | None = None
+        self.asleep = False
 
     def push(self, text: str) -> str:
         """Text that is certain now. After a match this is all of it, and later calls give ""."""
         if self.matched is not None:
             return ""
+        if self.asleep:
+            return text
         text = self._held + text
         found = [(at + len(stop), i, at) for i, stop in enumerate(self._stops) if (at := text.find(stop)) >= 0]
         if found:

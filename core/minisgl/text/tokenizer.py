@@ -70,3 +70,8 @@ class Tokenizer(Component):
 
     def token_to_id(self, token: str) -> int | None:
         return None
+
+    def piece(self, token: int) -> tuple[bytes, bool]:
+        """The bytes that an id stands for by itself, and whether it is special: left out of a text where such are skipped."""
+        shown = self.decode((token,), False)
+        return shown.encode(), bool(shown) and not self.decode((token,), True)

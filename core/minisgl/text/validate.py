@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from minisgl.base.bounds import (
+    BIAS_RANGE,
     INT64_MAX,
     INT64_MIN,
+    MAX_BAD_WORD,
+    MAX_BAD_WORDS,
+    MAX_BIASES,
     MAX_KEY,
     MAX_N,
     MAX_SALT,
@@ -67,20 +71,59 @@ def check_sampling(params: SamplingParams, vocab: int | None = None) -> None:
             raise RequestError(_type_text(getattr(p, name), name, "true or false"), code="invalid_type", param=name)
     check_stops(p.stop)
     check_ids(p.stop_token_ids, "stop_token_ids", vocab)
+    if p.max_tokens is not None and p.min_tokens > p.max_tokens:
+        raise RequestError(
+            f"min_tokens = {p.min_tokens} is more than max_tokens = {p.max_tokens}; it may be as many at most",
+            param="min_tokens",
+        )
+    if number(p.repetition_penalty, "repetition_penalty") <= 0:
+        raise RequestError(
+            f"repetition_penalty = {p.repetition_penalty} is too small: it must be above 0",
+            code="decimal_below_min_value",
+            param="repetition_penalty",
+        )
+    _check_biases(p.logit_bias, vocab)
+    check_ids(p.allowed_token_ids, "allowed_token_ids", vocab)
+    _check_bad_words(p.bad_words)
+
+
+def _check_biases(biases: Mapping[int, float], vocab: int | None) -> None:
+    if len(biases) > MAX_BIASES:
+        raise RequestError(f"logit_bias has {len(biases)} tokens; at most {MAX_BIASES} are allowed", param="logit_bias")
+    check_ids(biases, "logit_bias", vocab)
+    for token, bias in biases.items():
+        number(bias, f"logit_bias.{token}", *BIAS_RANGE)
+
+
+def _check_bad_words(words: Any) -> None:
+    _check_strings(words, "bad_words", MAX_BAD_WORDS)
+    for i, word in enumerate(words):
+        if not word.strip() or len(word) > MAX_BAD_WORD:
+            raise RequestError(
+                f"bad_words[{i}] has {len(word)} characters; a word has 1 to {MAX_BAD_WORD}, not only spaces",
+                param=f"bad_words[{i}]",
+            )
+
+
+def _check_strings(values: Any, param: str, most: int) -> None:
+    if isinstance(values, str) or not isinstance(values, (list, tuple)):
+        raise RequestError(_type_text(values, param, "a list of strings"), code="invalid_type", param=param)
+    if len(values) > most:
+        raise RequestError(
+            f"{param} has {len(values)} strings; at most {most} are allowed",
+            code="array_above_max_length",
+            param=param,
+        )
+    for i, value in enumerate(values):
+        if not isinstance(value, str):
+            raise RequestError(
+                _type_text(value, f"{param}[{i}]", "a string"), code="invalid_type", param=f"{param}[{i}]"
+            )
 
 
 def check_stops(stops: Any) -> None:
-    if isinstance(stops, str) or not isinstance(stops, (list, tuple)):
-        raise RequestError(_type_text(stops, "stop", "a list of strings"), code="invalid_type", param="stop")
-    if len(stops) > MAX_STOPS:
-        raise RequestError(
-            f"stop has {len(stops)} strings; at most {MAX_STOPS} are allowed",
-            code="array_above_max_length",
-            param="stop",
-        )
+    _check_strings(stops, "stop", MAX_STOPS)
     for i, stop in enumerate(stops):
-        if not isinstance(stop, str):
-            raise RequestError(_type_text(stop, f"stop[{i}]", "a string"), code="invalid_type", param=f"stop[{i}]")
         if not stop:
             raise RequestError(f"stop[{i}] is empty; a stop string has at least one character", param=f"stop[{i}]")
 

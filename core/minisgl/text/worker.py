@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from minisgl.base.errors import RequestError
-from minisgl.base.types import Delta, Ended, EngineOutput, Refused, TextOutput, Tokens
+from minisgl.base.types import Delta, Ended, EngineOutput, Refused, Scores, TextOutput, Tokens
 from minisgl.text.create import make_processor, make_tokenizer
 from minisgl.text.outline import Outlines
 from minisgl.text.processor import TextProcessor
@@ -89,7 +89,7 @@ class TextWorker:
         """Queue prompts, handle all else."""
         outputs: list[EngineOutput] = []
         for m in messages:
-            if isinstance(m, Tokens | Ended | Refused):
+            if isinstance(m, Tokens | Scores | Ended | Refused):
                 outputs.append(m)
             elif isinstance(m, Submit) and (param := Outlines.wanted(m.request)) is not None:
                 done = self._checkers.submit(self._text.outlines.check, m.request)

@@ -68,7 +68,7 @@ def _reader(hint: Any) -> Reader:
     if origin is tuple:
         return _tuple(_reader(args[0]))
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _mapping(_reader(args[1]))
+        return _mapping(_reader(args[1]), int if args[0] is int else str)
     if is_dataclass(hint):
         return _dataclass(hint)
     return _scalar(hint)
@@ -128,11 +128,14 @@ def _tuple(item: Reader) -> Reader:
     return read
 
 
-def _mapping(item: Reader) -> Reader:
+def _mapping(item: Reader, key: Callable[[str], Any]) -> Reader:
     def read(value: Any, where: str) -> Any:
         if not isinstance(value, dict):
             raise WireError(f"{where}: {value!r} is not an object")
-        return {k: item(v, f"{where}.{k}") for k, v in value.items()}
+        try:
+            return {key(k): item(v, f"{where}.{k}") for k, v in value.items()}
+        except ValueError as exc:
+            raise WireError(f"{where}: {exc}") from exc
 
     return read
 

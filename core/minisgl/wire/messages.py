@@ -1,7 +1,7 @@
 """The messages between processes, as types; ``minisgl.wire.packing`` makes frames of them.
 
 api  -- Submit, Cancel, Tokenize, Detokenize --> text -- Admit, Abort --> engine
-api <-- Accepted, Refused, Deltas, replies ----- text <-- Tokens, Ended, Refused -- engine
+api <-- Accepted, Refused, Deltas, replies ----- text <-- Scores, Tokens, Ended, Refused -- engine
 api  -- Control --> engine -- Reply, Beat --> api
 child -- Hello, Ready, Progress, Beat, Drained, FaultReport --> supervisor -- Go, Ready, FaultReport, Lost, Drain, Stop --> child
 api  -- Control "metrics" --> other api -- Reply --> api
@@ -21,6 +21,7 @@ from minisgl.base.types import (
     GenerateRequest,
     LocalModel,
     Refused,
+    Scores,
     Tokens,
 )
 
@@ -191,5 +192,5 @@ class Reply:
 
 Message = (
     Hello | Go | Ready | Progress | Beat | FaultReport | Lost | Drain | Drained | Stop | Submit | Cancel | Deltas | Tokenize
-    | Tokenized | Detokenize | Detokenized | Admit | Abort | Tokens | Ended | Refused | Accepted | Control | Reply
+    | Tokenized | Detokenize | Detokenized | Admit | Abort | Scores | Tokens | Ended | Refused | Accepted | Control | Reply
 )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,12 @@ from minisgl.base.types import (
     Delta,
     Ended,
     GenerateRequest,
+    LogprobBlock,
     Part,
     Refused,
     SamplingSpec,
+    Scores,
+    TokenLogprob,
     Tokens,
     Usage,
 )
@@ -53,7 +56,7 @@ from minisgl.wire.messages import (
 )
 
 WIRE_VERSION = 1
-_I32, _I64 = np.dtype("<i4"), np.dtype("<i8")
+_I32, _I64, _F32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
 _PART = {kind: i for i, kind in enumerate(PART_KINDS)}
 
 
@@ -197,6 +200,27 @@ def _tokens_parse(body: bytes, frames: Sequence[bytes]) -> Tokens:
     return Tokens(struct.unpack("<q", body)[0], uids, tokens)
 
 
+_SCORES = (("row", _I32), ("position", _I32), ("token", _I32), ("logprob", _F32), ("rank", _I32))
+_TOPS = (("top_ids", _I32), ("top_logprobs", _F32))
+
+
+def _scores_pack(s: Scores) -> Packed:
+    frames = [_raw(getattr(s.block, name).ravel(), dtype) for name, dtype in (*_SCORES, *_TOPS)]
+    return b"", [_raw(s.uids, _I64), *frames]
+
+
+def _scores_parse(body: bytes, frames: Sequence[bytes]) -> Scores:
+    uids = _array("uids", frames[0], _I64)
+    arrays = {name: _array(name, f, dtype) for (name, dtype), f in zip((*_SCORES, *_TOPS), frames[1:], strict=True)}
+    n = len(arrays["row"])
+    if any(len(arrays[name]) != n for name, _ in _SCORES) or (n and not 0 <= int(arrays["row"].max()) < len(uids)):
+        raise WireError(f"Scores: { ({k: len(a) for k, a in arrays.items()}) } numbers for {len(uids)} uids")
+    tops = {name: arrays[name] for name, _ in _TOPS}
+    if len({len(a) for a in tops.values()}) != 1 or (len(tops["top_ids"]) % n if n else len(tops["top_ids"])):
+        raise WireError(f"Scores: { ({k: len(a) for k, a in tops.items()}) } alternatives for {n} tokens")
+    return Scores(uids, LogprobBlock(**{**arrays, **{k: a.reshape(n, -1 if n else 0) for k, a in tops.items()}}))
+
+
 def _reply_pack(r: Reply) -> Packed:
     return struct.pack("<q", r.uid), [r.payload]
 
@@ -216,6 +240,8 @@ class _Tail:
     stop_reason: str | int | None
     usage: Usage | None
     error: str
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +250,8 @@ class _Tails:
 
 
 def _is_plain(d: Delta) -> bool:
-    return d.finish is None and d.stop_reason is None and d.usage is None and not d.error
+    told = d.logprobs is not None or d.prompt_logprobs is not None
+    return not told and d.finish is None and d.stop_reason is None and d.usage is None and not d.error
 
 
 def _deltas_pack(message: Deltas) -> Packed:
@@ -236,7 +263,9 @@ def _deltas_pack(message: Deltas) -> Packed:
     shape = [(d.index, len(d.ids), len(t), d.n_reasoning, len(d.parts)) for d, t in zip(items, texts, strict=True)]
     parts = [(_PART[p.kind], len(t)) for d, own in zip(items, pieces, strict=True) for p, t in zip(d.parts, own)]
     tails = tuple(
-        _Tail(at, d.finish, d.stop_reason, d.usage, d.error) for at, d in enumerate(items) if not _is_plain(d)
+        _Tail(at, d.finish, d.stop_reason, d.usage, d.error, d.logprobs, d.prompt_logprobs)
+        for at, d in enumerate(items)
+        if not _is_plain(d)
     )
     ids = [i for d in items for i in d.ids]
     frames = [_raw([d.uid for d in items], _I64), _raw(np.array(shape, _I32).ravel(), _I32), _raw(ids, _I32)]
@@ -262,7 +291,8 @@ def _deltas_parse(body: bytes, frames: Sequence[bytes]) -> Deltas:
         piece = rest.decode("utf-8", "surrogatepass") if rest else ""
         delta = Delta(uid, index, piece, tuple(ids[i : i + k]), parts=own, n_reasoning=thought)
         if (t := tails.get(at)) is not None:
-            delta = replace(delta, finish=t.finish, stop_reason=t.stop_reason, usage=t.usage, error=t.error)
+            rare = {f.name: getattr(t, f.name) for f in fields(t) if f.name != "at"}
+            delta = replace(delta, **rare)
         items.append(delta)
         i, b = i + k, b + n
     return Deltas(tuple(items))
@@ -293,6 +323,7 @@ _TABLE: tuple[tuple[type, Pack, Parse, int], ...] = (
     (Abort, _uids_pack, _uids_parse(Abort), 1),
     (Admit, _admit_pack, _admit_parse, 1),
     (Tokens, _tokens_pack, _tokens_parse, 2),
+    (Scores, _scores_pack, _scores_parse, 8),
     (Reply, _reply_pack, _reply_parse, 1),
     (Deltas, _deltas_pack, _deltas_parse, 5),
 )

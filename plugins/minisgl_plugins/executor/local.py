@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -58,6 +58,10 @@ class LocalExecutor(Executor):
         if isinstance(result, BaseException):
             raise Fault(f"the worker did not start: {type(result).__name__}: {result}") from result
         return result
+
+    def check(self, extra: Mapping[str, Any]) -> None:
+        assert self.worker is not None, "checked before it was started"
+        self.worker.picker.check(extra)
 
     def submit(self, plan: StepPlan) -> Ticket:
         self._jobs.put(plan)

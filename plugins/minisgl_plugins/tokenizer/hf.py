@@ -85,6 +85,14 @@ class HFTokenizer(Tokenizer):
 
     # -- ids to text
 
+    def piece(self, token: int) -> tuple[bytes, bool]:
+        if self._table is None:
+            return super().piece(token)
+        if not 0 <= token < len(self._table.every):
+            return b"", False
+        data = self._table.every[token]
+        return data, bool(data) and not self._table.plain[token]
+
     def decoder(self, skip_special: bool) -> Decoder:
         if self._table is not None:
             return ByteDecoder(self._table.plain if skip_special else self._table.every)
