@@ -13,7 +13,7 @@ from minisgl.api.device import BANNED, FOREVER, LogitsContext, LogitsProcessor, 
 from .lists import SlotLists
 
 TOKENS = 16  # of the longest word that is looked for; of a longer one its last so many
-ANY, NONE = -1, -2  # in the place of a token before the last: fits all; fits nothing
+ANY, NONE, FILL = -1, -2, -3  # in the place of a token: fits all; there is none yet; fits nothing
 
 
 class BadWordsProcessor(LogitsProcessor):
@@ -23,7 +23,7 @@ class BadWordsProcessor(LogitsProcessor):
 
     def __init__(self, ctx: LogitsContext) -> None:
         self._vocab = ctx.vocab
-        self._before = SlotLists(ctx, NONE, TOKENS - 1)  # of each word the tokens before the last, all in one list
+        self._before = SlotLists(ctx, FILL, TOKENS - 1)  # of each word the tokens before the last, all in one list
         self._last = SlotLists(ctx)
         self._begun = SlotLists(ctx, NONE, TOKENS - 1)
         self._tail = self._begun.of(torch.arange(ctx.max_slots + 1, device=ctx.device))
