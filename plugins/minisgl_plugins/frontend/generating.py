@@ -16,6 +16,7 @@ from minisgl.api import (
     HttpFrontend,
     RequestError,
     SamplingParams,
+    TokenLogprob,
     Usage,
     unavailable,
 )
@@ -41,7 +42,9 @@ class GeneratingFrontend(HttpFrontend):
     async def _outputs(self, call: Call, info: EngineInfo, tally: Tally) -> Outputs:
         """(choice index, delta) of all prompts as they come; counts them. Nothing comes before every prompt is accepted, so
         that one that is refused still decides the status. Raises: RequestError, also in the middle."""
-        generate: Generate = self._echo_only if call.no_output else self.client.generate
+        generate: Generate = self.client.generate
+        if call.no_output:
+            generate = self._scored_echo if call.prompts[0].sampling.prompt_logprobs is not None else self._echo_only
         waiting = len(call.prompts)
         early: list[tuple[int, Delta]] = []
         async with aclosing(merged([generate(r) for r in call.prompts])) as items:
@@ -74,6 +77,22 @@ class GeneratingFrontend(HttpFrontend):
         yield Accepted(0, count)
         for index in range(request.n):
             yield Delta(0, index, finish="length", usage=Usage(count, 0))
+
+    async def _scored_echo(self, request: GenerateRequest) -> AsyncGenerator[Accepted | Delta, None]:
+        """max_tokens 0 with log probabilities of the prompt: it is computed, and the token that comes after it is dropped."""
+        prompts: dict[int, tuple[TokenLogprob, ...] | None] = {}
+        async with aclosing(self.client.generate(request)) as items:
+            async for item in items:
+                if isinstance(item, Accepted):
+                    yield item
+                    continue
+                prompts.setdefault(item.index, item.prompt_logprobs)
+                if item.finish in FINISH_REASONS and item.usage is not None:
+                    usage = replace(item.usage, completion_tokens=0)
+                    told = prompts[item.index]
+                    yield Delta(item.uid, item.index, finish="length", usage=usage, prompt_logprobs=told)
+                elif item.finish is not None:
+                    yield item
 
     def _failed(self, item: Delta) -> RequestError:
         """An output that the engine ended by itself; its own words for that never reach the wire."""

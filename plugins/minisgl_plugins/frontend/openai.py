@@ -19,7 +19,8 @@ from minisgl.api import (
 
 from .generating import GeneratingFrontend, Outputs
 from .openai_chunks import Answer, Chunks, Tally
-from .openai_fields import OpenAISettings, model_not_found, read_model, token_ids
+from .openai_constraints import token_ids
+from .openai_fields import OpenAISettings, model_not_found, read_model
 from .openai_messages import read_messages
 from .openai_reply import Reply
 from .openai_request import Call, read_chat, read_completion, read_template
@@ -61,7 +62,7 @@ class OpenAIFrontend(GeneratingFrontend):
         echoes = await self._echoes(call)
         outputs = self._outputs(call, info, tally)
         if call.common.stream:
-            await self._stream(x, Chunks(answer, len(echoes), tally), call, echoes, outputs)
+            await self._stream(x, Chunks(answer, echoes, tally), call, echoes, outputs)
         else:
             await x.respond_json(await x.attached(self._collect(answer, tally, echoes, outputs)))
 
@@ -82,6 +83,8 @@ class OpenAIFrontend(GeneratingFrontend):
         @cache  # made when the first output is, or when the head has to go out before it
         def prologue() -> bytes:
             roles = [chunks.role(i) for i in range(len(echoes))] if call.chat else []
+            if call.scores_echo:  # each goes out when its log probabilities are there
+                return b""
             return b"".join(roles + [chunks.text(i, echo) for i, echo in enumerate(echoes) if echo])
 
         async def produce(events: EventStream) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import orjson
 
-from minisgl.api import Accepted, Delta
+from minisgl.api import Accepted, Delta, TokenLogprob
 
+from .openai_logprobs import LogprobWriter
 from .openai_reply import Reply, ReplyDeltas, parts_of
 from .openai_request import Call
 
@@ -31,6 +32,7 @@ class Tally:
         self.cached = [0] * num_prompts
         self.completion = [0] * (num_prompts * n)
         self.reasoning = [0] * (num_prompts * n)
+        self.prompt_told: list[tuple[TokenLogprob, ...] | None] = [None] * num_prompts
 
     def accepted(self, prompt: int, item: Accepted) -> None:
         self.prompt[prompt] = item.prompt_tokens
@@ -40,6 +42,8 @@ class Tally:
     def add(self, prompt: int, delta: Delta) -> None:
         index = prompt * self.n + delta.index
         self.completion[index] += len(delta.ids)
+        if delta.prompt_logprobs is not None:
+            self.prompt_told[prompt] = delta.prompt_logprobs
         if delta.usage is not None:
             self.prompt[prompt] = delta.usage.prompt_tokens
             self.completion[index] = delta.usage.completion_tokens
@@ -70,6 +74,7 @@ class Answer:
         self.model = call.model
         self.created = int(time.time())
         self.fingerprint = fingerprint
+        self.writer = LogprobWriter(call.common.names_as_ids)
 
     def response(self, choices: list[dict[str, Any]], tally: Tally) -> dict[str, Any]:
         response: dict[str, Any] = {
@@ -83,6 +88,8 @@ class Answer:
         }
         if self.chat and self.call.return_ids:
             response["prompt_token_ids"] = tally.prompt_ids[0]
+        if self.chat:
+            response |= self._prompt_logprobs(tally.prompt_told[0])
         return response
 
     def choice(self, index: int, reply: Reply, last: Delta, tally: Tally) -> dict[str, Any]:
@@ -90,7 +97,7 @@ class Answer:
         choice: dict[str, Any] = {
             "index": index,
             **what,
-            "logprobs": None,
+            "logprobs": self._logprobs(reply, last),
             "finish_reason": reply.finish(last.finish),
             "stop_reason": last.stop_reason,
         }
@@ -98,14 +105,31 @@ class Answer:
             choice["token_ids"] = reply.token_ids(last)
             if not self.chat:
                 choice["prompt_token_ids"] = tally.prompt_ids[index // tally.n]
+        if not self.chat:
+            choice |= self._prompt_logprobs(tally.prompt_told[index // tally.n])
         return choice
+
+    def _logprobs(self, reply: Reply, last: Delta) -> dict[str, Any] | None:
+        if self.call.logprobs is None:
+            return None
+        told = reply.told(last)
+        if self.chat:
+            return self.writer.chat(told)
+        return self.writer.completion(told, len(reply.echo), reply.prompt_told if self.call.scores_echo else ())
+
+    def _prompt_logprobs(self, told: tuple[TokenLogprob, ...] | None) -> dict[str, Any]:
+        most = self.call.common.sampling.prompt_logprobs
+        return {} if most is None else {"prompt_logprobs": self.writer.prompt(told or (), most)}
 
 
 class Chunks:
     """Frames of a stream. Without ``include_usage`` there is no usage key; ``continuous_usage``: every chunk has that so far."""
 
-    def __init__(self, answer: Answer, num_choices: int, tally: Tally) -> None:
-        call = answer.call
+    def __init__(self, answer: Answer, echoes: list[str], tally: Tally) -> None:
+        call, num_choices = answer.call, len(echoes)
+        self._writer, self._echoes = answer.writer, echoes
+        self._echo_due = set(range(num_choices)) if call.scores_echo else set()
+        self._always = call.return_ids or call.logprobs is not None  # a chunk for each token, shown or not
         self._call = call
         self._chat = answer.chat
         self._tally = tally
@@ -118,24 +142,26 @@ class Chunks:
         self._head = self._ids_head + b',"choices":['
         field = b',"delta":{' if answer.chat else b',"text":'
         self._open = [self._head + b'{"index":' + str(i).encode() + field for i in range(num_choices)]
-        self._reasons = b',"logprobs":null,"finish_reason":null' + (b"" if answer.chat else b',"stop_reason":null')
+        self._reason = b',"finish_reason":null' + (b"" if answer.chat else b',"stop_reason":null')
+        self._reasons = b',"logprobs":null' + self._reason
         self._tail = b',"usage":null}\n\n' if call.common.include_usage else b"}\n\n"
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """The chunks of what is new; b"" if there is nothing to show."""
-        return self._news(index, delta, always=self._call.return_ids and bool(delta.ids))
+        return self._echoed(index, delta) + self._news(index, delta, always=self._always and bool(delta.ids))
 
     def last(self, index: int, delta: Delta) -> bytes:
         """The rest of a choice and why it ended: for chat, the reason has a chunk of its own."""
-        why = b',"logprobs":null,"finish_reason":%s,"stop_reason":%s' % (
+        why = b',"finish_reason":%s,"stop_reason":%s' % (
             orjson.dumps(self._replies[index].finish(delta.finish)),
             orjson.dumps(delta.stop_reason),
         )
         if not self._chat:
             extra = self._token_ids(delta)
-            return self._frame(index, orjson.dumps(_text(delta)), why + extra)
-        return self._news(index, delta, always=self._call.return_ids and bool(delta.ids)) + self._frame(
-            index, b"}", why
+            what = orjson.dumps(_text(delta))
+            return self._echoed(index, delta) + self._frame(index, what, self._logprobs(index, delta) + why + extra)
+        return self._news(index, delta, always=self._always and bool(delta.ids)) + self._frame(
+            index, b"}", b',"logprobs":null' + why
         )
 
     def role(self, index: int) -> bytes:
@@ -155,15 +181,36 @@ class Chunks:
         if not self._chat:
             text = _text(delta)
             shown = text or always
-            return self._frame(index, orjson.dumps(text), self._reasons + self._token_ids(delta)) if shown else b""
+            if not shown:
+                return b""
+            reasons = self._logprobs(index, delta) + self._reason
+            return self._frame(index, orjson.dumps(text), reasons + self._token_ids(delta))
         bodies = list(self._replies[index].bodies(delta, self._nulls()))
         if not bodies and always:
             bodies = [b""]
-        frames, extra = [], self._token_ids(delta)
+        frames, extra = [], self._logprobs(index, delta) + self._reason + self._token_ids(delta)
         for body in bodies:
-            frames.append(self._frame(index, body + b"}", self._reasons + extra))
-            extra = b""
+            frames.append(self._frame(index, body + b"}", extra))
+            extra = self._reasons
         return b"".join(frames)
+
+    def _logprobs(self, index: int, delta: Delta) -> bytes:
+        """The member of the choice with those of the tokens that are new."""
+        if self._call.logprobs is None or not delta.ids:
+            return b',"logprobs":null'
+        told = delta.logprobs or ()
+        if not self._chat:
+            return b',"logprobs":' + orjson.dumps(self._writer.completion(told, len(self._echoes[index])))
+        told = told if self._call.reasoning_names else told[delta.n_reasoning :]
+        return b',"logprobs":' + orjson.dumps(self._writer.chat(told))
+
+    def _echoed(self, index: int, delta: Delta) -> bytes:
+        """The prompt of a choice with its log probabilities, before the first of its output."""
+        if index not in self._echo_due:
+            return b""
+        self._echo_due.discard(index)
+        scored = orjson.dumps(self._writer.completion((), 0, delta.prompt_logprobs or ()))
+        return self._frame(index, orjson.dumps(self._echoes[index]), b',"logprobs":' + scored + self._reason)
 
     def _frame(self, index: int, what: bytes, reasons: bytes) -> bytes:
         at = 0 if self._chat else index

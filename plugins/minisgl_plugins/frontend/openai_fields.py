@@ -6,7 +6,6 @@ accounts could do (``IGNORED``). Null and neutral values are the same as absent.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,11 +20,11 @@ from minisgl.api import (
     RequestError,
     SamplingParams,
     as_array,
-    as_integer,
     as_string,
     bounds,
 )
 
+from .openai_constraints import read_constraints
 from .openai_forms import read_form
 
 RANGES = bounds.SAMPLING_RANGES
@@ -43,8 +42,6 @@ IGNORED = {
     "verbosity": str,
     "spaces_between_special_tokens": bool,
 }
-# What other servers constrain the output with; losing one silently would change the answer.
-CONSTRAINTS = ("allowed_token_ids", "bad_words")
 
 
 class OpenAISettings(PluginSettings):
@@ -68,7 +65,7 @@ class OpenAISettings(PluginSettings):
 class Common:
     """``max_tokens`` None: not given. ``user``: whom the client asks for, "" if it does not say. ``request_id`` None: the body
     has none. ``keep_last``: tokens of the prompt that are kept, -1 for as many as there is room for, None for all. ``form``: what
-    the answer is held to."""
+    the answer is held to. ``names_as_ids``: tokens of log probabilities are named by their ids."""
 
     sampling: SamplingParams
     max_tokens: int | None
@@ -82,6 +79,7 @@ class Common:
     request_id: str | None
     keep_last: int | None
     form: GrammarSpec | None
+    names_as_ids: bool
 
 
 def read_common(f: Fields, info: EngineInfo, settings: OpenAISettings, min_max_tokens: int) -> Common:
@@ -98,12 +96,18 @@ def read_common(f: Fields, info: EngineInfo, settings: OpenAISettings, min_max_t
         min_p=f.number("min_p", *RANGES["min_p"]),
         seed=f.integer("seed", *RANGES["seed"]),
         stop=_stop(f, settings.max_stop),
-        stop_token_ids=_token_ids(f, "stop_token_ids", info.vocab),
         ignore_eos=f.boolean("ignore_eos") or False,
         include_stop_str_in_output=f.boolean("include_stop_str_in_output") or f.boolean("no_stop_trim") or False,
         skip_special_tokens=f.boolean("skip_special_tokens") is not False,
+        **read_constraints(f, info, stream),
     )
-    _refuse_unbuilt(f, info)
+    _refuse_unbuilt(f)
+    if max_tokens and sampling.min_tokens > max_tokens:
+        raise RequestError(
+            f"'min_tokens' may be at most 'max_tokens', which is {max_tokens}; it is {sampling.min_tokens}.",
+            code="invalid_value",
+            param="min_tokens",
+        )
     return Common(
         sampling=sampling,
         max_tokens=max_tokens,
@@ -117,6 +121,7 @@ def read_common(f: Fields, info: EngineInfo, settings: OpenAISettings, min_max_t
         request_id=_request_id(f),
         keep_last=_keep_last(f),
         form=read_form(f),
+        names_as_ids=f.boolean("return_tokens_as_token_ids") or False,
     )
 
 
@@ -158,25 +163,6 @@ def model_not_found(name: str, info: EngineInfo) -> RequestError:
     )
 
 
-def token_id(value: Any, path: str, vocab: int) -> int:
-    """A client's token id, inside the vocabulary (fault A11)."""
-    token = as_integer(value, path)
-    if not 0 <= token < vocab:
-        raise RequestError(
-            f"'{path}' = {token} is not a token of this model; ids are 0 to {vocab - 1}.",
-            code="invalid_value",
-            param=path,
-        )
-    return token
-
-
-def token_ids(items: list[Any], path: str, vocab: int) -> tuple[int, ...]:
-    """A client's token ids. There may be millions: the usual case is one pass, for the event loop's sake."""
-    if all(type(item) is int and 0 <= item < vocab for item in items):
-        return tuple(items)
-    return tuple(token_id(item, f"{path}[{i}]", vocab) for i, item in enumerate(items))
-
-
 def _max_tokens(f: Fields, low: int) -> int | None:
     """``max_completion_tokens`` wins over its deprecated alias."""
     old = f.integer("max_tokens", low, RANGES["max_tokens"][1])
@@ -210,10 +196,6 @@ def _stop_string(value: Any, path: str) -> str:
     if not as_string(value, path):
         raise RequestError(f"'{path}' is empty; a stop string has characters.", code="invalid_value", param=path)
     return str(value)
-
-
-def _token_ids(f: Fields, name: str, vocab: int) -> tuple[int, ...]:
-    return token_ids(f.array(name, max_len=128) or [], name, vocab)
 
 
 def _cache_salt(f: Fields) -> str:
@@ -250,45 +232,8 @@ def _request_id(f: Fields) -> str | None:
     return None
 
 
-def _refuse_unbuilt(f: Fields, info: EngineInfo) -> None:
-    """Check fields that this version does not have, and refuse all but their neutral values."""
-    for name in ("presence_penalty", "frequency_penalty"):
-        if f.number(name, -2, 2):
-            raise f.unsupported(name)
-    penalty = f.number("repetition_penalty")
-    if penalty is not None and penalty <= 0:
-        raise RequestError(
-            f"'repetition_penalty' must be above 0; it is {penalty:g}.",
-            code="decimal_below_min_value",
-            param="repetition_penalty",
-        )
-    if penalty not in (None, 1.0):
-        raise f.unsupported("repetition_penalty")
-    if f.integer("min_tokens", 0, bounds.INT31_MAX):
-        raise f.unsupported("min_tokens")
-    if _logit_bias(f, info.vocab):
-        raise f.unsupported("logit_bias")
-    if f.integer("prompt_logprobs", 0, 20) is not None:
-        raise f.unsupported("prompt_logprobs")
-    for name in ("return_tokens_as_token_ids", "use_beam_search"):
-        if f.boolean(name):
-            raise f.unsupported(name)
+def _refuse_unbuilt(f: Fields) -> None:
+    """What this server has no notion of is refused, but for neutral values."""
+    if f.boolean("use_beam_search"):
+        raise f.unsupported("use_beam_search")
     f.refuse("length_penalty", 1, 1.0, False)
-    for name in CONSTRAINTS:
-        f.refuse(name)
-
-
-def _logit_bias(f: Fields, vocab: int) -> bool:
-    """Whether there is any bias; its ids and values are checked (fault A11)."""
-    bias = f.object("logit_bias")
-    if bias is None:
-        return False
-    for key in bias.body:
-        if not re.fullmatch(r"[0-9]{1,10}", key) or int(key) >= vocab:
-            raise RequestError(
-                f"'logit_bias' has the key {key[:40]!r}; keys are token ids, 0 to {vocab - 1}.",
-                code="invalid_value",
-                param="logit_bias",
-            )
-        bias.number(key, -100, 100)
-    return bool(bias.body)

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from minisgl.api import Delta, Part
+from minisgl.api import Delta, Part, TokenLogprob
 
 ALNUM = string.ascii_letters + string.digits
 
@@ -34,9 +34,14 @@ class Reply:
         self._names = reasoning_names
         self._forced_name = forced_name
         self._ids: list[int] = []
+        self._told: list[TokenLogprob] = []
+        self.echo = echo
+        self.prompt_told: tuple[TokenLogprob, ...] = ()
 
     def add(self, delta: Delta) -> None:
         self._ids += delta.ids
+        self._told += delta.logprobs or ()
+        self.prompt_told = delta.prompt_logprobs or self.prompt_told
         for part in parts_of(delta):
             self._part(part)
 
@@ -60,8 +65,14 @@ class Reply:
 
     def token_ids(self, last: Delta) -> list[int]:
         """Of what is given: not those of reasoning that is dropped."""
-        dropped = last.usage.reasoning_tokens if last.usage is not None and not self._names else 0
-        return self._ids[dropped:]
+        return self._ids[self._dropped(last) :]
+
+    def told(self, last: Delta) -> list[TokenLogprob]:
+        """Log probabilities of the same tokens."""
+        return self._told[self._dropped(last) :]
+
+    def _dropped(self, last: Delta) -> int:
+        return last.usage.reasoning_tokens if last.usage is not None and not self._names else 0
 
     def finish(self, why: str | None) -> str | None:
         return finish_reason(why, bool(self._calls), self._forced_name)

@@ -18,13 +18,13 @@ from minisgl.api import (
     one_of,
 )
 
+from .openai_constraints import chat_logprobs, token_ids
 from .openai_fields import (
     Common,
     OpenAISettings,
     read_common,
     read_model,
     refuse_unknown,
-    token_ids,
 )
 from .openai_messages import read_messages
 from .openai_tools import read_tools
@@ -40,7 +40,8 @@ class Call:
     ``i * n + j``. ``echo``: the text that goes before the choices of each prompt, None where there is none. ``echo_ids``:
     prompts that came as token ids are echoed too, as text. ``no_output``: only the echo is wanted. ``return_ids``: token ids
     are given beside the text. ``reasoning_names``: the fields that reasoning goes out in; () drops it. ``forced_name``: a tool
-    call was asked for by name."""
+    call was asked for by name. ``logprobs``: alternatives that are given with each output token, None: no log probabilities
+    are."""
 
     chat: bool
     model: str
@@ -52,10 +53,16 @@ class Call:
     return_ids: bool = False
     reasoning_names: tuple[str, ...] = ()
     forced_name: bool = False
+    logprobs: int | None = None
 
     @property
     def n(self) -> int:
         return self.common.n
+
+    @property
+    def scores_echo(self) -> bool:
+        """The echoed prompt has log probabilities, as its output has."""
+        return self.echo_ids and self.logprobs is not None
 
     def counted_for(self, authorization: bytes | None) -> Call:
         """With the key that a fair scheduler shares by: the ``user`` of the body, else a hash of the API key."""
@@ -77,7 +84,7 @@ def read_chat(body: dict[str, Any], info: EngineInfo, settings: OpenAISettings) 
     model = read_model(f, info)
     messages = read_messages(f)
     common = read_common(f, info, settings, min_max_tokens=1)
-    _chat_logprobs(f)
+    logprobs = chat_logprobs(f)
     tools = read_tools(f)
     hidden = tools.mode == "none" and settings.exclude_tools_when_none
     template = read_template(f, messages, () if hidden else tools.tools)
@@ -95,7 +102,7 @@ def read_chat(body: dict[str, Any], info: EngineInfo, settings: OpenAISettings) 
     refuse_unknown(f, settings.strict)
     request = GenerateRequest(
         messages=messages,
-        sampling=replace(common.sampling, max_tokens=common.max_tokens),
+        sampling=replace(common.sampling, max_tokens=common.max_tokens, logprobs=logprobs),
         n=common.n,
         template=template,
         add_special_tokens=add_special,
@@ -116,6 +123,7 @@ def read_chat(body: dict[str, Any], info: EngineInfo, settings: OpenAISettings) 
         return_ids=return_ids,
         reasoning_names=settings.reasoning_names if shown else (),
         forced_name=tools.mode == "named",
+        logprobs=logprobs,
     )
 
 
@@ -127,11 +135,21 @@ def read_completion(body: dict[str, Any], info: EngineInfo, settings: OpenAISett
     echo = f.boolean("echo") or False
     common = read_common(f, info, settings, min_max_tokens=0 if echo else 1)
     add_special = f.boolean("add_special_tokens") is not False
+    logprobs = f.integer("logprobs", *bounds.SAMPLING_RANGES["logprobs"])
     _refuse_completion(f, common.n)
     return_ids = f.boolean("return_token_ids") or False
     refuse_unknown(f, settings.strict)
     given = common.max_tokens is not None
-    sampling = replace(common.sampling, max_tokens=common.max_tokens if given else DEFAULT_MAX_TOKENS)
+    asked = common.sampling.prompt_logprobs
+    sampling = replace(
+        common.sampling,
+        max_tokens=common.max_tokens if given else DEFAULT_MAX_TOKENS,
+        logprobs=logprobs,
+        prompt_logprobs=asked if logprobs is None or not echo else max(logprobs, asked or 0),
+    )
+    nothing = common.max_tokens == 0
+    if nothing and sampling.prompt_logprobs is not None:
+        sampling = replace(sampling, max_tokens=1)  # the prompt has to be computed all the same
     requests = tuple(
         GenerateRequest(
             text=p if isinstance(p, str) else None,
@@ -150,8 +168,17 @@ def read_completion(body: dict[str, Any], info: EngineInfo, settings: OpenAISett
         for p in prompts
     )
     texts = tuple(p if echo and isinstance(p, str) else None for p in prompts)
-    nothing = common.max_tokens == 0
-    return Call(False, model, requests, common, texts, echo_ids=echo, no_output=nothing, return_ids=return_ids)
+    return Call(
+        False,
+        model,
+        requests,
+        common,
+        texts,
+        echo_ids=echo,
+        no_output=nothing,
+        return_ids=return_ids,
+        logprobs=logprobs,
+    )
 
 
 def read_prompts(f: Fields, vocab: int, most: int) -> list[str | tuple[int, ...]]:
@@ -220,15 +247,6 @@ def _chat_echo(f: Fields, messages: tuple[dict[str, Any], ...], final: bool) -> 
     return str(messages[-1]["content"])
 
 
-def _chat_logprobs(f: Fields) -> None:
-    wanted = f.boolean("logprobs") or False
-    top = f.integer("top_logprobs", 0, 20)
-    if top and not wanted:
-        raise RequestError("'top_logprobs' needs 'logprobs': true.", code="invalid_value", param="top_logprobs")
-    if wanted:
-        raise f.unsupported("logprobs")
-
-
 def _refuse_chat(f: Fields) -> None:
     modalities = f.array("modalities")
     if modalities is not None and modalities != ["text"]:
@@ -242,8 +260,6 @@ def _refuse_chat(f: Fields) -> None:
 
 
 def _refuse_completion(f: Fields, n: int) -> None:
-    if f.integer("logprobs", 0, 20) is not None:
-        raise f.unsupported("logprobs")
     if f.integer("best_of", 1) not in (None, 1, n):
         raise f.unsupported("best_of", "must be 1 or equal to 'n'; choosing the best of more is not supported")
     if f.string("suffix"):

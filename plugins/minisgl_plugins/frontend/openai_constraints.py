@@ -1,0 +1,119 @@
+"""Request fields that name tokens or change their logits, and the log probabilities that are asked for."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from minisgl.api import EngineInfo, Fields, RequestError, as_integer, as_string, bounds
+
+RANGES = bounds.SAMPLING_RANGES
+
+
+def token_id(value: Any, path: str, vocab: int) -> int:
+    """A client's token id, inside the vocabulary (fault A11)."""
+    token = as_integer(value, path)
+    if not 0 <= token < vocab:
+        raise RequestError(
+            f"'{path}' = {token} is not a token of this model; ids are 0 to {vocab - 1}.",
+            code="invalid_value",
+            param=path,
+        )
+    return token
+
+
+def token_ids(items: list[Any], path: str, vocab: int) -> tuple[int, ...]:
+    """A client's token ids. There may be millions: the usual case is one pass, for the event loop's sake."""
+    if all(type(item) is int and 0 <= item < vocab for item in items):
+        return tuple(items)
+    return tuple(token_id(item, f"{path}[{i}]", vocab) for i, item in enumerate(items))
+
+
+def read_constraints(f: Fields, info: EngineInfo, stream: bool) -> dict[str, Any]:
+    """Fields of SamplingParams. Raises: RequestError."""
+    extra = f.object("logits")
+    return {
+        "presence_penalty": f.number("presence_penalty", *RANGES["presence_penalty"]) or 0.0,
+        "frequency_penalty": f.number("frequency_penalty", *RANGES["frequency_penalty"]) or 0.0,
+        "repetition_penalty": _repetition(f),
+        "min_tokens": f.integer("min_tokens", *RANGES["min_tokens"]) or 0,
+        "logit_bias": _logit_bias(f, info.vocab),
+        "stop_token_ids": token_ids(
+            f.array("stop_token_ids", max_len=bounds.MAX_STOP_IDS) or [], "stop_token_ids", info.vocab
+        ),
+        "allowed_token_ids": _allowed(f, info.vocab),
+        "bad_words": _bad_words(f),
+        "logits": {} if extra is None else dict(extra.body),
+        "prompt_logprobs": _prompt_logprobs(f, stream),
+    }
+
+
+def _repetition(f: Fields) -> float:
+    penalty = f.number("repetition_penalty")
+    if penalty is not None and penalty <= 0:
+        raise RequestError(
+            f"'repetition_penalty' must be above 0; it is {penalty:g}.",
+            code="decimal_below_min_value",
+            param="repetition_penalty",
+        )
+    return 1.0 if penalty is None else penalty
+
+
+def _logit_bias(f: Fields, vocab: int) -> dict[int, float]:
+    """Ids and values are checked (fault A11)."""
+    bias = f.object("logit_bias")
+    if bias is None:
+        return {}
+    if len(bias.body) > bounds.MAX_BIASES:
+        raise RequestError(
+            f"'logit_bias' has {len(bias.body)} tokens; at most {bounds.MAX_BIASES} are allowed.",
+            code="invalid_value",
+            param="logit_bias",
+        )
+    read: dict[int, float] = {}
+    for key in bias.body:
+        if not re.fullmatch(r"[0-9]{1,10}", key) or int(key) >= vocab:
+            raise RequestError(
+                f"'logit_bias' has the key {key[:40]!r}; keys are token ids, 0 to {vocab - 1}.",
+                code="invalid_value",
+                param="logit_bias",
+            )
+        read[int(key)] = bias.number(key, *bounds.BIAS_RANGE) or 0.0
+    return read
+
+
+def _allowed(f: Fields, vocab: int) -> tuple[int, ...]:
+    items = f.array("allowed_token_ids", max_len=vocab)
+    if items is None:
+        return ()
+    if not items:
+        raise RequestError(
+            "'allowed_token_ids' is empty: no token could come.", code="invalid_value", param="allowed_token_ids"
+        )
+    return token_ids(items, "allowed_token_ids", vocab)
+
+
+def _bad_words(f: Fields) -> tuple[str, ...]:
+    words = f.array("bad_words", max_len=bounds.MAX_BAD_WORDS) or []
+    read = tuple(as_string(word, f"bad_words[{i}]", 1, bounds.MAX_BAD_WORD) for i, word in enumerate(words))
+    for i, word in enumerate(read):
+        if not word.strip():
+            path = f"bad_words[{i}]"
+            raise RequestError(f"'{path}' is only spaces.", code="invalid_value", param=path)
+    return read
+
+
+def _prompt_logprobs(f: Fields, stream: bool) -> int | None:
+    count = f.integer("prompt_logprobs", *RANGES["prompt_logprobs"])
+    if stream and count:
+        raise RequestError("'prompt_logprobs' needs 'stream': false.", code="invalid_value", param="prompt_logprobs")
+    return None if stream else count
+
+
+def chat_logprobs(f: Fields) -> int | None:
+    """Alternatives of each output token; None: no log probabilities are asked for."""
+    wanted = f.boolean("logprobs") or False
+    top = f.integer("top_logprobs", *RANGES["logprobs"])
+    if top and not wanted:
+        raise RequestError("'top_logprobs' needs 'logprobs': true.", code="invalid_value", param="top_logprobs")
+    return top or 0 if wanted else None
