@@ -21,6 +21,7 @@ from minisgl.api import (
     ExecInfo,
     Executor,
     Fault,
+    LogprobBlock,
     PluginSettings,
     RowInit,
     SamplingSpec,
@@ -34,6 +35,7 @@ from .script import Reply, ScriptBook
 
 REMEMBERED = 65536  # requests whose reply is kept for a resumption
 POLL_S = 0.001
+Scored = tuple[int, int, int]  # slot, position and token
 
 
 class ScriptedSettings(PluginSettings):
@@ -57,7 +59,7 @@ class ScriptedTicket(Ticket):
 class _Row:
     """``history``: every known token of the row; KV of the first ``kv_len`` is in ``pages``."""
 
-    __slots__ = ("emitted", "history", "kv_len", "pages", "reply", "sampling", "uid")
+    __slots__ = ("emitted", "history", "kv_len", "pages", "prompt_len", "reply", "sampling", "uid")
 
     def __init__(self, init: RowInit, cached: list[int], reply: Reply) -> None:
         self.uid = init.uid
@@ -66,6 +68,7 @@ class _Row:
         self.pages: list[int] = init.pages.tolist()
         self.sampling: SamplingSpec = init.sampling
         self.emitted = init.emitted
+        self.prompt_len = len(self.history) - init.emitted
         self.reply = reply
 
 
@@ -110,17 +113,23 @@ class ScriptedExecutor(Executor):
         self._apply(plan)
         tokens: list[int] = []
         stops: list[bool] = []
+        scored: list[Scored] = []
         failed = ""
         for span in self._work(plan):
             row = self._rows[span.slot]
+            if span.score:
+                last = min(row.kv_len + span.n_new, row.prompt_len - 1)
+                scored += [(span.slot, at, row.history[at]) for at in range(row.kv_len + 1, last + 1)]
             self._compute(row, span.n_new)
             if span.sample:
                 if row.emitted == row.reply.fail_after:
                     failed = failed or f"the script fails request {row.uid} after {row.emitted} tokens"
                 token = self._sample(row)
+                if row.sampling.logprobs is not None:
+                    scored.append((span.slot, len(row.history) - 1, token))
                 tokens.append(token)
                 stops.append(token in row.sampling.stop_ids)
-        result = StepResult(plan.step, np.array(tokens, np.int32), np.array(stops, np.bool_))
+        result = StepResult(plan.step, np.array(tokens, np.int32), np.array(stops, np.bool_), self._scores(scored))
         ticket = ScriptedTicket(result, failed)
         self._flying.append(ticket)
         return ticket
@@ -185,6 +194,22 @@ class ScriptedExecutor(Executor):
         for at, (page, offset) in enumerate(self._places(row.pages, row.kv_len, end), row.kv_len):
             self._kv[page, offset] = row.history[at]
         row.kv_len = end
+
+    def _scores(self, scored: list[Scored]) -> LogprobBlock | None:
+        """Made up, of the token alone: it is the likeliest, and the ids that follow it come next."""
+        if not scored:
+            return None
+        row, position, token = (np.array(x, np.int32) for x in zip(*scored))
+        asked = [s for slot in set(row.tolist()) for s in self._asked(slot)]
+        k = min(max(asked), self.ctx.facts.vocab)
+        top_ids = (token[:, None] + np.arange(k, dtype=np.int32)) % self.ctx.facts.vocab
+        own = (-0.1 - (token % 7) / 64).astype(np.float32)
+        top = (own[:, None] - np.arange(k) / 2).astype(np.float32)
+        return LogprobBlock(row, position, token, own, np.ones(len(row), np.int32), top_ids.astype(np.int32), top)
+
+    def _asked(self, slot: int) -> list[int]:
+        sampling = self._rows[slot].sampling
+        return [k for k in (sampling.logprobs, sampling.prompt_logprobs) if k is not None]
 
     def _sample(self, row: _Row) -> int:
         """The next token of the row's reply; reads its KV back, as attention would."""
