@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -28,9 +28,9 @@ from minisgl.base.types import (
     Refused,
     SamplingParams,
     TextOutput,
-    Usage,
 )
 from minisgl.client.components import choose, scan
+from minisgl.client.outputs import Collected, RequestOutput
 from minisgl.client.progress import progress_bars
 from minisgl.client.prompts import Prompt, as_prompts, longest_first, prompt_request, refusal
 from minisgl.config.load import load_settings
@@ -47,23 +47,6 @@ from minisgl.text.tokenizer import Tokenizer
 from minisgl.text.validate import integer
 
 Message = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """One finished output. ``finish``: "stop" or "length". ``ids``: sampled tokens, a final EOS included."""
-
-    text: str
-    ids: tuple[int, ...]
-    finish: str
-    usage: Usage
-    stop_reason: str | int | None = None
-
-
-@dataclass(slots=True)
-class _Partial:
-    text: list[str] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
 
 
 class Pipeline:
@@ -374,17 +357,11 @@ class LLM:
 
     def _run(self, requests: Sequence[GenerateRequest]) -> list[RequestOutput]:
         uids, box = self._open(requests)
-        partial = {uid: _Partial() for uid in uids}
+        partial = {uid: Collected() for uid in uids}
         done: dict[int, RequestOutput] = {}
         for delta in self._deltas(uids, box):
-            part = partial[delta.uid]
-            part.text.append(delta.text)
-            part.ids += delta.ids
-            if delta.finish is not None:
-                assert delta.usage is not None, delta
-                done[delta.uid] = RequestOutput(
-                    "".join(part.text), tuple(part.ids), delta.finish, delta.usage, delta.stop_reason
-                )
+            if (output := partial[delta.uid].add(delta)) is not None:
+                done[delta.uid] = output
         return [done[uid] for uid in uids]
 
     def close(self) -> None:
