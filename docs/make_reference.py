@@ -43,7 +43,7 @@ def plugins_table() -> str:
             continue
         names = ", ".join(f"`{n}`" for n in registry.names(kind.name)) or "none bundled"
         default = kind.default if isinstance(kind.default, str) else ", ".join(kind.default)
-        chosen = f"`{default}`" if kind.by_config else "by the model, reference or command"
+        chosen = f"`{default or 'none'}`" if kind.by_config else "by the model, reference or command"
         lines.append(row(f"`{kind.name}`", names, chosen, ", ".join(kind.roles)))
         for name in registry.names(kind.name):
             for key, field in registry.load(kind.name, name).Settings.model_fields.items():
