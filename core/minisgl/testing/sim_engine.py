@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 from random import Random
 from typing import Any, TypeVar
 
 import numpy as np
 
 from minisgl.base.component import Component
-from minisgl.base.types import Admit, Ended, Limits, Refused, StepPlan, StepResult, Tokens
+from minisgl.base.types import Admit, Ended, Limits, Refused, Scores, StepPlan, StepResult, Tokens
 from minisgl.engine.loop import StepLoop, Ticket
 from minisgl.engine.port import Abort
 from minisgl.sched.cache import CacheContext, CachePolicy
 from minisgl.sched.policy import SchedContext, SchedulerPolicy
 from minisgl.sched.scheduler import Scheduler
 from minisgl.sched.validator import PlanValidator
-from minisgl.testing.simulator import Simulator
+from minisgl.testing.simulator import Simulator, mix, score
 
 MakeCache = Callable[[CacheContext], CachePolicy]
 MakePolicy = Callable[[SchedContext], SchedulerPolicy]
@@ -67,6 +68,8 @@ class SimEngine:
         self.inbox: deque[Admit | Abort] = deque()
         self.tokens: dict[int, list[int]] = {}
         self.owners: dict[int, int] = {}
+        self.admits: dict[int, Admit] = {}
+        self.scores: dict[int, dict[int, tuple[int, float]]] = {}  # by uid and position: token and log probability
         self.ended: dict[int, Ended] = {}
         self.refused: dict[int, Refused] = {}
         self.plans: list[StepPlan] = []
@@ -120,17 +123,40 @@ class SimEngine:
     def flush(self) -> None:
         for owner, outputs in self.scheduler.take_outputs().items():
             for output in outputs:
-                if isinstance(output, Tokens):
+                if isinstance(output, Scores):
+                    self._scored(owner, output)
+                elif isinstance(output, Tokens):
                     assert output.uids.dtype == np.int64, output
                     assert output.tokens.dtype == np.int32, output
                     for uid, token in zip(output.uids.tolist(), output.tokens.tolist()):
                         assert uid not in self.ended, f"I9: a token of request {uid} after its end"
                         assert self.owners[uid] == owner, f"request {uid} of {self.owners[uid]} sent to {owner}"
                         self.tokens[uid].append(token)
+                        self._check_scores(self.admits[uid])
                 elif isinstance(output, Ended):
                     assert output.uid not in self.ended, f"request {output.uid} ended twice"
                     assert self.owners[output.uid] == owner, f"end of {output.uid} sent to {owner}"
                     self.ended[output.uid] = output
+
+    def _scored(self, owner: int, scores: Scores) -> None:
+        b = scores.block
+        for i, position, token, logprob in zip(
+            b.row.tolist(), b.position.tolist(), b.token.tolist(), b.logprob.tolist()
+        ):
+            uid = int(scores.uids[i])
+            assert uid not in self.ended, f"I9: a score of request {uid} after its end"
+            assert self.owners[uid] == owner, f"request {uid} of {self.owners[uid]} scored to {owner}"
+            self.scores[uid][position] = token, logprob
+
+    def _check_scores(self, a: Admit) -> None:
+        """With a token, all that is wanted of it and of the prompt has come."""
+        known = [*a.ids.tolist(), *self.tokens[a.uid]]
+        wanted = [] if a.sampling.prompt_logprobs is None else list(range(1, len(a.ids)))
+        wanted += [] if a.sampling.logprobs is None else list(range(len(a.ids), len(known)))
+        hashes = list(accumulate(known, mix, initial=0))
+        for at in wanted:
+            got, want = self.scores[a.uid].get(at), (known[at], score(hashes[at], known[at]))
+            assert got == want, f"request {a.uid}: token {at} is scored {got}, expected {want}"
 
     # ------------------------------------------------------------------------------------------------------- driving
 
@@ -151,3 +177,4 @@ class SimEngine:
             self.refused[a.uid] = refused
         else:
             self.tokens[a.uid], self.owners[a.uid] = [], a.owner
+            self.admits[a.uid], self.scores[a.uid] = replace(a, ids=a.ids.copy()), {}

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.base.types import I32, Admit, Finish, Limits, RowInit, SamplingSpec, StepPlan, StepResult
+from minisgl.base.types import I32, Admit, Finish, Limits, LogprobBlock, RowInit, SamplingSpec, StepPlan, StepResult
 from minisgl.sched.rows import cdiv
 
 U64 = npt.NDArray[np.uint64]
@@ -45,6 +45,11 @@ def expected(a: Admit, room: int, vocab: int = VOCAB) -> tuple[list[int], Finish
     return out, Finish.LENGTH
 
 
+def score(h: int, token: int) -> float:
+    """The log probability of ``token`` after a history with hash ``h``; a number that float32 has exactly."""
+    return -(mix(h, token) % 1024) / 64
+
+
 class SimRow:
     """``tokens``: history; ``hashes[i]``: hash of the first i + 1 of them; ``kv``: of how many the KV is written."""
 
@@ -54,6 +59,7 @@ class SimRow:
         self.kv = init.kv_len
         self.sampling = init.sampling
         self.emitted = init.emitted
+        self.prompt = init.kv_len + len(init.ids) - init.emitted
         for token in [*cached, *init.ids.tolist()]:
             self.push(token)
 
@@ -83,6 +89,7 @@ class Simulator:
         self._apply(plan)
         tokens: list[int] = []
         stops: list[bool] = []
+        scored = [at for s in plan.spans if s.score for at in self._scores(s.slot, s.n_new)]
         decode = [(slot, 1, True) for slot in self._order[: plan.n_decode].tolist()]
         rows = decode + [(span.slot, span.n_new, span.sample) for span in plan.spans]
         for slot, n_new, _ in rows:
@@ -93,7 +100,22 @@ class Simulator:
             if sample:
                 tokens.append(self._sample(slot))
                 stops.append(tokens[-1] in self._rows[slot].sampling.stop_ids)
-        return StepResult(plan.step, np.array(tokens, np.int32), np.array(stops, np.bool_))
+                if self._rows[slot].sampling.logprobs is not None:
+                    scored.append((slot, len(self._rows[slot].tokens) - 1))
+        told = self._block(scored) if scored else None
+        return StepResult(plan.step, np.array(tokens, np.int32), np.array(stops, np.bool_), told)
+
+    def _scores(self, slot: int, n_new: int) -> list[tuple[int, int]]:
+        """Slot and position of the prompt tokens that the row's next ``n_new`` tokens predict."""
+        row = self._rows[slot]
+        return [(slot, at) for at in range(row.kv + 1, min(row.kv + n_new + 1, row.prompt))]
+
+    def _block(self, scored: Sequence[tuple[int, int]]) -> LogprobBlock:
+        slot, at = (np.array(x, np.int32) for x in zip(*scored))
+        rows = [(self._rows[s], i) for s, i in scored]
+        token = np.array([r.tokens[i] for r, i in rows], np.int32)
+        logprob = np.array([score(r.hashes[i - 1], r.tokens[i]) for r, i in rows], np.float32)
+        return LogprobBlock(slot, at, token, logprob, np.ones_like(at), token[:, None], logprob[:, None])
 
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.retire.tolist():

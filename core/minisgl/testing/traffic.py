@@ -109,7 +109,13 @@ class Driver:
         if a.follows is not None and self.engine.tokens.get(a.follows):
             ids = np.concatenate([self.admits[a.follows].ids, np.array(self.engine.tokens[a.follows], np.int32)])
         ids = np.concatenate([ids, (BASES[a.base, 500 - uid * 7 :][: a.tail] + uid) % VOCAB]).astype(np.int32)
-        sampling = SamplingSpec(max_new=a.max_new, stop_ids=tuple(range(a.stops)), seed=uid % 3)
+        sampling = SamplingSpec(
+            max_new=a.max_new,
+            stop_ids=tuple(range(a.stops)),
+            seed=uid % 3,
+            logprobs=1 if uid % 4 == 1 else None,
+            prompt_logprobs=1 if uid % 5 == 4 else None,
+        )
         buffer = ids.copy()
         self.admits[uid] = Admit(uid, ids, sampling, a.owner, a.priority, a.namespace, key=str(uid % 3))
         self.engine.inbox.append(Admit(uid, buffer, sampling, a.owner, a.priority, a.namespace, key=str(uid % 3)))
