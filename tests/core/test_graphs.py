@@ -4,6 +4,7 @@ again, over the same buffers: what a replay reads, how it pads and what it leave
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -215,6 +216,40 @@ def test_rows_that_sample_ride_with_rows_that_do_not(make: Callable[..., Worker]
 
     p.each(run)
     p.same()
+
+
+def test_rows_with_processors_and_log_probabilities_ride_with_plain_ones(make: Callable[..., Worker]) -> None:
+    """S8, A7: the same tokens and scores with graphs and without; what a processor keeps of a row is up to date though the layers
+    come from a graph. Steps of plain rows alone have the sampler in the graph, where it can be."""
+    p = Pair(make)
+    specs = [
+        GREEDY,
+        replace(GREEDY, frequency_penalty=0.9, repetition_penalty=1.2),
+        replace(GREEDY, bias_ids=(7,), biases=(4.0,), logprobs=3),
+        SamplingSpec(temperature=0.9, seed=4, max_new=64, presence_penalty=1.5, logprobs=1),
+        replace(GREEDY, stop_ids=tuple(range(0, 199, 2)), min_new=5),
+    ]
+    told: list[list[Any]] = [[], []]
+
+    def run(d: PlanDriver, scores: list[Any]) -> None:
+        for slot, spec in enumerate(specs):
+            d.start(slot, prompt(slot, 5 + slot), spec)
+        d.step(prefill={slot: 5 + slot for slot in range(5)})
+        for decode in ([0, 1, 2, 3, 4], [4, 1], [0], [2, 3, 1, 0, 4], [4, 0], [1], [4, 3, 2], [4, 0], [0]):
+            block = d.step(decode=decode).logprobs
+            scores.append(None if block is None else [getattr(block, f.name).tolist() for f in fields(block)])
+
+    picks: list[int] = []
+    picker = p.workers[0].picker
+    pick = picker.pick
+    picker.pick = lambda logits, rows, *mask: (picks.append(len(rows.h_slot)), pick(logits, rows, *mask))[1]  # type: ignore[method-assign,func-returns-value]
+    for d, scores in zip(p.drivers, told, strict=True):
+        run(d, scores)
+    p.same()
+    assert told[0] == told[1]
+    assert [block is None for block in told[0]] == [False, True, True, False, True, True, False, True, True]
+    in_graph = p.workers[0].sampler.capturable  # the steps [0], [4, 0] after its five tokens, and [0] are
+    assert picks == [5, 5, 2, *([] if in_graph else [1]), 5, 2, 1, 3, *([] if in_graph else [2, 1])]
 
 
 def test_two_steps_in_flight(make: Callable[..., Worker]) -> None:
