@@ -14,6 +14,7 @@ import torch
 from minisgl import LLM, RequestOutput, SamplingParams
 from minisgl.base.errors import RequestError
 from minisgl.testing.checkpoints import llama_checkpoint
+from minisgl.testing.oracle import processed_logits
 
 VOCAB, OUTPUT, EOS = 199, 24, 2
 PROMPTS = [[Random(i).randrange(3, VOCAB) for _ in range(n)] for i, n in enumerate((5, 17, 33, 16, 40, 9))]
@@ -42,24 +43,6 @@ def model(checkpoint: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
 
-def processed(x: torch.Tensor, prompt: list[int], output: list[int], p: SamplingParams) -> torch.Tensor:
-    """The logits [vocab] that the next token is the largest of."""
-    from transformers import RepetitionPenaltyLogitsProcessor
-
-    x = x.clone()
-    for token, bias in p.logit_bias.items():
-        x[token] += bias
-    if p.repetition_penalty != 1:
-        x = RepetitionPenaltyLogitsProcessor(p.repetition_penalty)(torch.tensor([prompt + output]), x[None])[0]
-    counts = torch.bincount(torch.tensor(output, dtype=torch.int64), minlength=VOCAB)
-    x = x - counts * p.frequency_penalty - (counts > 0) * p.presence_penalty
-    if len(output) < p.min_tokens:
-        x[list(p.stop_token_ids)] = -torch.inf
-    if p.allowed_token_ids:
-        x[[i for i in range(VOCAB) if i not in p.allowed_token_ids]] = -torch.inf
-    return x
-
-
 @pytest.fixture(scope="module")
 def expected(model: Any) -> list[list[int]]:
     @torch.inference_mode()
@@ -67,7 +50,7 @@ def expected(model: Any) -> list[list[int]]:
         out: list[int] = []
         while len(out) < OUTPUT:
             x = model(torch.tensor([prompt + out])).logits[0, -1]
-            out.append(int(processed(x, prompt, out, p).argmax()))
+            out.append(int(processed_logits(x, prompt, out, p).argmax()))
             if out[-1] in p.stop_token_ids:
                 break
         return out

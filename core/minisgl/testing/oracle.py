@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from minisgl.base.types import SamplingParams
+
 MARGIN = 1e-3  # where the two best logits are closer than this, both answers are right
 
 
@@ -72,6 +74,27 @@ def transformers_greedy(model: Any, prompt: Sequence[int], max_new: int, margin:
             sure = i
             break
     return Expected(tuple(prompt), tuple(ids), sure)
+
+
+def processed_logits(logits: Any, prompt: Sequence[int], output: Sequence[int], p: SamplingParams) -> Any:
+    """What the next token is picked from: [vocab] float32 logits after bias, penalties and bans, with transformers' repetition
+    penalty and OpenAI's formula, mu[j] - c[j] * frequency - float(c[j] > 0) * presence, for the others."""
+    import torch
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    x = logits.clone()
+    for token, bias in p.logit_bias.items():
+        x[token] += bias
+    if p.repetition_penalty != 1:
+        seen = torch.tensor([[*prompt, *output]], device=x.device)
+        x = RepetitionPenaltyLogitsProcessor(p.repetition_penalty)(seen, x[None])[0]
+    counts = torch.bincount(torch.tensor(output, dtype=torch.int64), minlength=len(x)).to(x.device)
+    x = x - counts * p.frequency_penalty - (counts > 0) * p.presence_penalty
+    if len(output) < p.min_tokens:
+        x[list(p.stop_token_ids)] = -torch.inf
+    if p.allowed_token_ids:
+        x[sorted(set(range(len(x))) - set(p.allowed_token_ids))] = -torch.inf
+    return x
 
 
 def save(path: Path, cases: Sequence[Expected], about: str) -> None:
