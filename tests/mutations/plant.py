@@ -127,7 +127,21 @@ BUGS = (
         "        self._place(pos, int(self._order[last]))\n",
         "        self._order[pos] = self._order[last]\n        self._pos[self._order[last]] = pos\n",
     ),
-    Bug("every_chunk_samples", SCHED + "builder.py", "Span(slot, n, done)", "Span(slot, n, True)"),
+    Bug("every_chunk_samples", SCHED + "builder.py", "Span(slot, n, done, score)", "Span(slot, n, True, score)"),
+    # Log probabilities of prompts.
+    Bug(
+        "scored_prompt_reads_the_cache",
+        SCHED + "residency.py",
+        "            return EmptyLease()\n",
+        "            pass\n",
+    ),
+    Bug("half_scored_prompt_goes_on", SCHED + "scheduler.py", "r.scored = 0  # from", "r.scored += 0  # from"),
+    Bug(
+        "scores_after_their_tokens",
+        SCHED + "scheduler.py",
+        "if res.logprobs is not None:",
+        "if res.logprobs is not None and res.step % 2:",
+    ),
     Bug(
         "row_twice_in_a_step", SCHED + "builder.py", "if not fresh and self._rows.last", "if fresh and self._rows.last"
     ),
