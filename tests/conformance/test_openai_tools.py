@@ -371,6 +371,24 @@ def test_token_ids_on_request(ask: Any, family: Any, vocabulary: Any) -> None:
     assert body["choices"][0]["token_ids"] == [*vocabulary.ids("B"), EOS]
 
 
+@pytest.mark.parametrize("shown", [True, False])
+def test_a7_logprobs_go_with_the_tokens_of_reasoning_and_calls(ask: Any, vocabulary: Any, shown: bool) -> None:
+    """Each token once, whatever its text becomes; reasoning that is dropped takes its log probabilities along."""
+    output = f"<think>A b</think>{CALL_F}"
+    told = output if shown else CALL_F
+    fields: dict[str, Any] = {"logprobs": True, "tools": TOOLS, "include_reasoning": shown}
+    whole = ask("hermes", output, **fields).json()["choices"][0]
+    assert whole["message"]["tool_calls"]
+    entries = whole["logprobs"]["content"]
+    assert bytes(b for e in entries for b in e["bytes"] or ()).decode() == told
+    chunks = ask("hermes", output, stream=True, **fields)
+    parts = [c["logprobs"]["content"] for chunk in chunks for c in chunk["choices"] if c["logprobs"]]
+    assert all(parts), "no chunk for tokens that are not shown"
+    streamed = [e for part in parts for e in part]
+    # The first bytes of the tag may be of anything; models that think have a token for it.
+    assert streamed == entries if shown else streamed[-len(entries) :] == entries
+
+
 def test_token_ids_of_completions(served: Any, api: Any, vocabulary: Any) -> None:
     a, b = [*vocabulary.ids("xy"), EOS], [*vocabulary.ids("z"), EOS]
     served.replies(a, b)

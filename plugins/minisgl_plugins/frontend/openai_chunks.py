@@ -148,7 +148,7 @@ class Chunks:
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """The chunks of what is new; b"" if there is nothing to show."""
-        return self._echoed(index, delta) + self._news(index, delta, always=self._always and bool(delta.ids))
+        return self._echoed(index, delta) + self._news(index, delta, always=self._always and bool(self._given(delta)))
 
     def last(self, index: int, delta: Delta) -> bytes:
         """The rest of a choice and why it ended: for chat, the reason has a chunk of its own."""
@@ -160,7 +160,7 @@ class Chunks:
             extra = self._token_ids(delta)
             what = orjson.dumps(_text(delta))
             return self._echoed(index, delta) + self._frame(index, what, self._logprobs(index, delta) + why + extra)
-        return self._news(index, delta, always=self._always and bool(delta.ids)) + self._frame(
+        return self._news(index, delta, always=self._always and bool(self._given(delta))) + self._frame(
             index, b"}", b',"logprobs":null' + why
         )
 
@@ -226,10 +226,11 @@ class Chunks:
         return self._open[index] + what + reasons + ids + b"}]" + self._end()
 
     def _token_ids(self, delta: Delta) -> bytes:
-        if not self._call.return_ids:
-            return b""
-        ids = delta.ids if self._call.reasoning_names else delta.ids[delta.n_reasoning :]
-        return b',"token_ids":' + orjson.dumps(ids)
+        return b',"token_ids":' + orjson.dumps(self._given(delta)) if self._call.return_ids else b""
+
+    def _given(self, delta: Delta) -> tuple[int, ...]:
+        """The new tokens that are told of: not those of reasoning that is dropped."""
+        return delta.ids if self._call.reasoning_names else delta.ids[delta.n_reasoning :]
 
     def _nulls(self) -> bytes:
         """Members of every delta without reasoning, so that clients may ask for them."""
