@@ -71,12 +71,14 @@ def test_beats_tell_the_step_and_the_age_and_idle_time_is_no_stall(tmp_path: Pat
 def test_event_loop_that_is_blocked_no_longer_turns_for_the_pulse(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the api process tells its pulse: when its event loop last had a turn."""
     looks: list[Callable[[], tuple[int, int]]] = []
+    lags: list[float] = []
+    meter = SimpleNamespace(histogram=lambda name: SimpleNamespace(observe=lags.append))
     stub = SimpleNamespace(watch=looks.append, start=lambda: None, stop=lambda: None)
     monkeypatch.setattr("minisgl.client.main.Pulse", lambda spec: stub)
-    monkeypatch.setattr("minisgl.client.main.BEAT_S", 0.001)
+    monkeypatch.setattr("minisgl.client.main.TURN_S", 0.001)
 
     async def test() -> None:
-        with watched(SimpleNamespace(spec=None)):  # type: ignore[arg-type]
+        with watched(SimpleNamespace(spec=None), SimpleNamespace(meter=meter)):  # type: ignore[arg-type]
             await asyncio.sleep(0)
             before = looks[0]()[1]
             end = time.monotonic() + 0.05
@@ -87,3 +89,4 @@ def test_event_loop_that_is_blocked_no_longer_turns_for_the_pulse(monkeypatch: p
                 await asyncio.sleep(0.001)
 
     asyncio.run(asyncio.wait_for(test(), 10))
+    assert max(lags) > 0.03

@@ -193,7 +193,7 @@ def test_a_text_worker_that_keeps_dying_ends_the_server(tmp_path: Path) -> None:
         for _ in range(3):
             pid = server.pid("text-0")
             server.signal(signal.SIGKILL, "text-0")
-            wait_until(lambda old=pid: "text-0" in server.processes.values() and server.pid("text-0") != old, 10)  # type: ignore[misc]
+            wait_until(lambda old=pid: bool(set(server.pids("text-0")) - {old}), 10)  # type: ignore[misc]
             served_by_each(server, 1)
         server.signal(signal.SIGKILL, "text-0")
         assert server.wait_exit(15) == 70

@@ -98,7 +98,7 @@ def test_errors_arrive_as_the_clients_own_exceptions(scripted: Scripted, sdk: op
     with pytest.raises(openai.AuthenticationError):
         sdk.with_options(api_key="wrong").models.list()
     with pytest.raises(openai.BadRequestError) as refused:
-        sdk.chat.completions.create(model="org/name", messages=USER, logprobs=True)
+        sdk.chat.completions.create(model="org/name", messages=USER, functions=[{"name": "f"}])
     assert refused.value.code == "unsupported_parameter"
 
 

@@ -16,8 +16,8 @@ def group(kind: str, major: int = API_MAJOR) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """``base``: ``module:class`` every plugin of this kind derives from; None while nothing uses the kind yet, and then
-    selecting one is refused. ``many``: config names a list; ``most``: else at most so many names, which ``names_mean``. ``torch``: may import torch at module level.
+    """``base``: ``module:class`` every plugin of this kind derives from; None: objects of any class, which are enabled and
+    not loaded by name. ``many``: config names a list; ``most``: else at most so many names, which ``names_mean``. ``torch``: may import torch at module level.
     ``roles``: processes that load it. ``default``: what ``auto`` and an unset ``use`` mean."""
 
     name: str

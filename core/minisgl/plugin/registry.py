@@ -302,8 +302,8 @@ def _used_kind(kind: str) -> Kind:
         raise UnknownPlugin(f"no plugin kind is named {kind!r}.{did_you_mean(kind, KINDS)} Kinds: {', '.join(KINDS)}")
     if KINDS[kind].base is None:
         raise PluginError(
-            f"{kind} plugins cannot be selected: this version of minisgl does not use them. Kinds in use: "
-            + ", ".join(k.name for k in KINDS.values() if k.base)
+            f"{kind} plugins are not loaded by name: what they are has no base class. Enable them with plugins.enable or "
+            "--plugin. Kinds that are loaded: " + ", ".join(k.name for k in KINDS.values() if k.base)
         )
     return KINDS[kind]
 

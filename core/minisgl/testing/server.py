@@ -153,8 +153,11 @@ class Server:
         """pid -> role ("supervisor", "engine", "text-0", "api-0", or the command line) of all in the server's session."""
         return dict(_session(self.process.pid))
 
+    def pids(self, role: str) -> list[int]:
+        return [pid for pid, name in self.processes.items() if name == role]
+
     def pid(self, role: str) -> int:
-        found = [pid for pid, name in self.processes.items() if name == role]
+        found = self.pids(role)
         assert len(found) == 1, f"{role}: {self.processes}"
         return found[0]
 
