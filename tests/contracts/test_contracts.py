@@ -21,6 +21,7 @@ TestChunkedSmallChunks = contract("scheduler", "chunked", {"max_chunk": 7, "rese
 
 def test_a_kind_without_a_contract_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match="no contract for kind 'tokenizer'; there is one for attention, cache, loop, scheduler"
+        ConfigError,
+        match="no contract for kind 'tokenizer'; there is one for attention, cache, logits, loop, scheduler",
     ):
         contract("tokenizer", "hf")

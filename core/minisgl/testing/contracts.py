@@ -16,9 +16,10 @@ from minisgl.plugin.kinds import KINDS
 from minisgl.plugin.registry import Registry, import_target
 from minisgl.plugin.shape import check_shape
 
-CONTRACTS = {  # imported when asked for: that of attention imports torch
+CONTRACTS = {  # imported when asked for: those of attention and logits import torch
     "attention": "minisgl.testing.contract_attention:AttentionContract",
     "cache": "minisgl.testing.contract_cache:CacheContract",
+    "logits": "minisgl.testing.contract_logits:LogitsContract",
     "loop": "minisgl.testing.contract_loop:LoopContract",
     "scheduler": "minisgl.testing.contract_scheduler:SchedulerContract",
 }

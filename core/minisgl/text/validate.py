@@ -83,16 +83,23 @@ def check_sampling(params: SamplingParams, vocab: int | None = None) -> None:
             param="repetition_penalty",
         )
     _check_biases(p.logit_bias, vocab)
+    _mapping(p.logits, "logits")
     check_ids(p.allowed_token_ids, "allowed_token_ids", vocab)
     _check_bad_words(p.bad_words)
 
 
 def _check_biases(biases: Mapping[int, float], vocab: int | None) -> None:
+    _mapping(biases, "logit_bias")
     if len(biases) > MAX_BIASES:
         raise RequestError(f"logit_bias has {len(biases)} tokens; at most {MAX_BIASES} are allowed", param="logit_bias")
     check_ids(biases, "logit_bias", vocab)
     for token, bias in biases.items():
         number(bias, f"logit_bias.{token}", *BIAS_RANGE)
+
+
+def _mapping(value: Any, param: str) -> None:
+    if not isinstance(value, Mapping):
+        raise RequestError(_type_text(value, param, "a mapping"), code="invalid_type", param=param)
 
 
 def _check_bad_words(words: Any) -> None:
@@ -131,6 +138,8 @@ def check_stops(stops: Any) -> None:
 def check_ids(ids: Iterable[Any], param: str, vocab: int | None) -> None:
     """Refuse ids that are not integers in [0, vocab), naming the first (fault A11)."""
     bound = (1 << 31) if vocab is None else vocab
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise RequestError(_type_text(ids, param, "a list of token ids"), code="invalid_type", param=param)
     for i, token in enumerate(ids):
         if type(token) is not int:
             integer(token, f"{param}[{i}]")
