@@ -30,7 +30,9 @@ SAMPLING = {
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rows", type=numbers, default=(1, 64, 256), metavar="N,N", help="rows that decode (1,64,256)")
-    parser.add_argument("--context", type=number, default=1024, metavar="N", help="tokens of KV of each row (1024)")
+    parser.add_argument(
+        "--context", type=number, default=1024, metavar="N", help="tokens of KV of each row at first (1024)"
+    )
     parser.add_argument("--steps", type=number, default=50, metavar="N", help="steps measured of each (50)")
 
 
@@ -47,7 +49,7 @@ def run(argv: list[str]) -> int:
     worker = build_worker(settings, registry, local, model_facts(registry, local), depth=2)
     rows = []
     try:
-        check_room(worker, args.rows, args.context + 8 * args.steps)
+        check_room(worker, args.rows, args.context + 2 * args.steps + 2)
         for n in args.rows:
             rows += measure_rows(worker, n, args.context, args.steps)
     finally:
@@ -64,7 +66,7 @@ def check_room(worker: Worker, rows: Sequence[int], length: int) -> None:
     if max(rows) > info.max_slots:
         raise ConfigError(f"--rows {max(rows)} is more than limits.max_running = {info.max_slots}; raise that")
     if length > info.max_len:
-        raise ConfigError(f"--context and 8 x --steps are {length} tokens; a row can have {info.max_len}")
+        raise ConfigError(f"--context and 2 x --steps are {length} tokens; a row can have {info.max_len}")
     pages = max(rows) * -(-length // info.page_size)
     if pages > info.num_pages:
         raise ConfigError(f"{max(rows)} rows of {length} tokens need {pages} KV pages; there are {info.num_pages}")
@@ -74,8 +76,6 @@ def measure_rows(worker: Worker, n: int, context: int, steps: int) -> list[dict[
     """The cases for ``n`` rows, each a row of the table."""
     found = []
     for sampling, spec in SAMPLING.items():
-        driver = Driver(worker, n, context, spec)
-        driver.start(8 * steps)
         cases: list[tuple[str, str, Callable[[], Any]]] = [("graph", "none", lambda: nothing())]
         if sampling == "temperature":
             cases += [
@@ -88,10 +88,11 @@ def measure_rows(worker: Worker, n: int, context: int, steps: int) -> list[dict[
                 if sampling == "temperature" or changes != "none":
                     continue
                 graphs = "no"
+            driver = Driver(worker, n, context, spec)
+            driver.start(2 * steps + 2)  # every case begins with the same context
             with context_of():
                 cost = driver.measure(steps, changes != "none")
             found.append({"rows": n, "sampling": sampling, "graph": graphs, "changes": changes, **cost})
-        driver.end()
     return found
 
 
@@ -143,10 +144,6 @@ class Driver:
         self._run(self._plan(init=init, spans=tuple(Span(i, 1, True) for i in range(self.n))))
         every = np.arange(self.n, dtype=np.int32)
         self._run(self._plan(order=(every, every), n_decode=self.n))
-
-    def end(self) -> None:
-        """Later rows take the slots anew."""
-        synchronize(self.worker)
 
     def measure(self, steps: int, changes: bool) -> dict[str, float]:
         """Returns: ``ms``: of a step while two are in flight; ``host_us``: of a launch while the device is idle; of it

@@ -32,8 +32,8 @@ def test_each_case_has_its_times(options, capsys):
     ("more", "message"),
     [
         (["--rows", "33"], r"--rows 33 is more than limits.max_running = 32"),
-        (["--rows", "1", "--context", "190"], r"are 206 tokens; a row can have 200"),
-        (["--rows", "20", "--context", "100"], r"20 rows of 116 tokens need 160 KV pages; there are 64"),
+        (["--rows", "1", "--context", "200"], r"are 206 tokens; a row can have 200"),
+        (["--rows", "20", "--context", "100"], r"20 rows of 106 tokens need 140 KV pages; there are 64"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_numbers(options, more, message):
