@@ -126,6 +126,14 @@ def test_a_mask_comes_last_and_a_ban_gives_way_to_it() -> None:
     assert pick(p, [1], [0], only(3)) == [3]
 
 
+def test_warming_up_is_seen_by_no_row() -> None:
+    p, made = picker(early=Early)
+    start(p, 1, extra={"early": FOREVER})
+    p.warm()
+    assert (made["early"].calls, p.scored) == ([], [])
+    assert pick(p, [1], [0]) == [1]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scores_are_of_the_models_own_distribution(dtype: torch.dtype) -> None:
     """Before processors, over all that the model gives a logit, alternatives only of what may be sampled; a token among the

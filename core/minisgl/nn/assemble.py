@@ -140,6 +140,7 @@ def build_worker(
         room = _common_room(room, page_bytes, config.kv.page_size, comm, device)
     worker = make(room)
     if cuda:
+        worker.picker.warm()
         add_graphs(worker, graph_rows, CudaRecorder(device), progress)
         log_memory(model, worker, kept, device)
     return worker

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from minisgl.base.errors import RequestError
-from minisgl.base.types import I32, Bools, RowInit
+from minisgl.base.types import I32, NO_PAGES, Bools, RowInit
 from minisgl.runtime.logits import FOREVER, LogitsProcessor
 from minisgl.runtime.sampling import Sampler, SampleRows
 from minisgl.runtime.scores import Packed, Scorer
@@ -33,7 +33,7 @@ class Picker:
         width: int,
         depth: int = 1,
     ) -> None:
-        self.sampler, self._vocab = sampler, vocab
+        self.sampler, self._vocab, self._width, self._device = sampler, vocab, width, device
         self.scorer = Scorer(max_slots, vocab, width)
         self.scored: list[Packed] = []
         self._by_name = processors
@@ -64,6 +64,14 @@ class Picker:
         self.sampler.prepare()
         for processor in self._processors:
             processor.prepare()
+
+    @torch.inference_mode()
+    def warm(self) -> None:
+        """Let the sampler compile what it needs for float32, in which processed logits come: now, and not while requests wait."""
+        padding = torch.full((1,), self._busy.shape[0] - 1, device=self._device)
+        nobody = SampleRows(NO_PAGES, NO_PAGES, padding, torch.zeros_like(padding))
+        self.prepare()
+        self.sampler.sample(torch.zeros((1, self._width), device=self._device), nobody)
 
     def plain(self, h_slot: I32, h_out: I32) -> bool:
         """Whether a graph with the sampler alone serves these rows."""
