@@ -4,6 +4,7 @@ running: sync and overlap, any chunks, with preemptions, several outputs of a pr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,6 +14,9 @@ import torch
 
 from minisgl import LLM, RequestOutput, SamplingParams
 from minisgl.base.errors import RequestError
+from minisgl.base.types import Delta, GenerateRequest, GrammarSpec
+from minisgl.client.outputs import Collected
+from minisgl.testing.bytemodel import byte_ids, write_byte_model
 from minisgl.testing.checkpoints import llama_checkpoint
 from minisgl.testing.oracle import processed_logits
 
@@ -192,3 +196,31 @@ def test_a11_what_no_row_could_have_is_refused(checkpoint: Path, params: Samplin
     with llm(checkpoint) as engine, pytest.raises(RequestError) as refused:
         engine.generate((5, 6), params)
     assert (refused.value.status, refused.value.param) == (400, param)
+
+
+@pytest.mark.parametrize("loop", ["sync", "overlap"])
+def test_a_grammar_has_the_last_word_and_scores_know_nothing_of_it(tmp_path: Path, loop: str) -> None:
+    """Penalties, bias and min_tokens act within what the grammar allows; where it allows only the end, the output ends."""
+    from transformers import AutoModelForCausalLM
+
+    folder = write_byte_model(tmp_path / "m", 256, weights=True)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    grammar = GrammarSpec("choice", '["axx", "bxx"]')
+    params = SamplingParams(temperature=0, max_tokens=20, min_tokens=9, frequency_penalty=2.0, logprobs=0)
+    biased = [replace(params, logit_bias={byte_ids(c)[0]: 50.0}) for c in "ab"]
+    with llm(folder, loop=loop) as engine:
+        uids = [
+            engine.pipeline.submit(GenerateRequest(text="q", sampling=p, grammar=grammar))[0] for p in (*biased, params)
+        ]
+        got = {uid: Collected() for uid in uids}
+        done: dict[int, RequestOutput] = {}
+        while len(done) < len(uids):
+            for delta in engine.pipeline.step():
+                if isinstance(delta, Delta) and (out := got[delta.uid].add(delta)) is not None:
+                    done[delta.uid] = out
+    outputs = [done[uid] for uid in uids]
+    assert [o.text for o in outputs[:2]] == ["axx", "bxx"]
+    assert outputs[2].text in ("axx", "bxx")
+    for out in outputs:
+        assert (out.finish, len(out.ids)) == ("stop", 4)
+        check_output(out, byte_ids("q"), model, 0)
