@@ -142,6 +142,24 @@ def test_scores_arrive_with_their_arrays(n: int, k: int) -> None:
         assert (came.dtype, came.shape, came.tolist()) == (sent.dtype, (n, k if n else 0)[: sent.ndim], sent.tolist())
 
 
+def test_log_probabilities_that_do_not_read_are_refused() -> None:
+    """Cut anywhere, of more or fewer deltas than there are, or of tokens without a name."""
+    c = Candidate(5, -0.5, "a", b"a")
+    one = Delta(1, ids=(5,), logprobs=(TokenLogprob(c, 1, (c, c), 0),))
+    *others, told = encode(m.Deltas((one,)))
+    twice = encode(m.Deltas((one, one)))[-1]
+    for bad in [told[:n] for n in range(1, len(told))] + [twice, told + b"\0"]:
+        with pytest.raises(WireError, match="log probabilities"):
+            decode([*others, bad])
+    two = encode(m.Deltas((one, one)))
+    with pytest.raises(WireError, match="log probabilities"):
+        decode([*two[:-1], told])
+    places = len(told) - 3 * 8 - 3 * 4
+    with pytest.raises(WireError, match="beyond the 1 names"):
+        decode([*others, told[:places] + b"\1" + told[places + 1 :]])
+    assert decode([*others, told]) == m.Deltas((one,))
+
+
 def test_every_message_type_is_covered_by_a_sample() -> None:
     seen = {type(s) for s in SAMPLES} | {Admit, Scores, Tokens, m.Deltas}
     assert seen == set(m.Message.__args__)  # type: ignore[attr-defined]
@@ -194,10 +212,18 @@ def test_a_batch_of_deltas_arrives_as_it_was_sent(items: tuple[Delta, ...]) -> N
         ([encode(m.Cancel((1,)))[0], b"123"], "not a whole number of int64"),
         ([encode(m.Tokenized(1, ()))[0], b"", b""], "0 uids, expected 1"),
         ([encode(Tokens(1, np.zeros(1, np.int64), np.zeros(1, np.int32)))[0], b"\0" * 8, b""], "1 uids and 0 tokens"),
-        ([encode(m.Deltas(()))[0], b"\0" * 8, b"\0" * 4, b"", b"", b""], "shape of 1 and 0 numbers"),
-        ([encode(m.Deltas(()))[0], b"\0" * 8, b"\1" * 20, b"", b"", b""], "do not add up"),
+        ([encode(m.Deltas(()))[0], b"\0" * 8, b"\0" * 4, b"", b"", b"", b""], "shape of 1 and 0 numbers"),
+        ([encode(m.Deltas(()))[0], b"\0" * 8, b"\1" * 20, b"", b"", b"", b""], "do not add up"),
         (
-            [encode(m.Deltas(()))[0], b"\0" * 8, np.array([0, 0, 0, 0, 1], "<i4").tobytes(), b"", b"", b"\7\0\0\0" * 2],
+            [
+                encode(m.Deltas(()))[0],
+                b"\0" * 8,
+                np.array([0, 0, 0, 0, 1], "<i4").tobytes(),
+                b"",
+                b"",
+                b"\7\0\0\0" * 2,
+                b"",
+            ],
             "part of kind 7",
         ),
     ],

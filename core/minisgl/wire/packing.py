@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,6 @@ from minisgl.base.types import (
     Refused,
     SamplingSpec,
     Scores,
-    TokenLogprob,
     Tokens,
     Usage,
 )
@@ -54,6 +53,7 @@ from minisgl.wire.messages import (
     Tokenize,
     Tokenized,
 )
+from minisgl.wire.told import pack_told, parse_told
 
 WIRE_VERSION = 1
 _I32, _I64, _F32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
@@ -240,8 +240,6 @@ class _Tail:
     stop_reason: str | int | None
     usage: Usage | None
     error: str
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,26 +248,23 @@ class _Tails:
 
 
 def _is_plain(d: Delta) -> bool:
-    told = d.logprobs is not None or d.prompt_logprobs is not None
-    return not told and d.finish is None and d.stop_reason is None and d.usage is None and not d.error
+    return d.finish is None and d.stop_reason is None and d.usage is None and not d.error
 
 
 def _deltas_pack(message: Deltas) -> Packed:
     """Per delta: uid | index, n_ids, n_text_bytes, n_reasoning, n_parts; then all ids, all text (that of the parts goes before
-    ``text``) and kind and n_text_bytes of all parts in one piece each."""
+    ``text``), kind and n_text_bytes of all parts, and log probabilities in one piece each."""
     items = message.items
     pieces = [[t.encode("utf-8", "surrogatepass") for t in (*(p.text for p in d.parts), d.text)] for d in items]
     texts = [b"".join(p) for p in pieces]
     shape = [(d.index, len(d.ids), len(t), d.n_reasoning, len(d.parts)) for d, t in zip(items, texts, strict=True)]
     parts = [(_PART[p.kind], len(t)) for d, own in zip(items, pieces, strict=True) for p, t in zip(d.parts, own)]
     tails = tuple(
-        _Tail(at, d.finish, d.stop_reason, d.usage, d.error, d.logprobs, d.prompt_logprobs)
-        for at, d in enumerate(items)
-        if not _is_plain(d)
+        _Tail(at, d.finish, d.stop_reason, d.usage, d.error) for at, d in enumerate(items) if not _is_plain(d)
     )
     ids = [i for d in items for i in d.ids]
     frames = [_raw([d.uid for d in items], _I64), _raw(np.array(shape, _I32).ravel(), _I32), _raw(ids, _I32)]
-    frames += [b"".join(texts), _raw(np.array(parts, _I32).ravel(), _I32)]
+    frames += [b"".join(texts), _raw(np.array(parts, _I32).ravel(), _I32), pack_told(items)]
     return codec.dumps(_Tails(tails)) if tails else b"", frames
 
 
@@ -284,15 +279,15 @@ def _deltas_parse(body: bytes, frames: Sequence[bytes]) -> Deltas:
     if n_ids.sum() != len(ids) or n_text.sum() != len(text) or 2 * n_parts.sum() != len(parts):
         raise WireError(f"Deltas: lengths do not add up to {len(ids)} ids and {len(text)} bytes of text")
     tails = {t.at: t for t in codec.loads(_Tails, body).tails} if body else {}
+    told = parse_told(bytes(frames[5]), len(uids))
     kinds = iter(parts.reshape(-1, 2).tolist())
     items, i, b = [], 0, 0
     for at, (uid, (index, k, n, thought, m)) in enumerate(zip(uids, sums.T.tolist(), strict=True)):
         own, rest = _parts_parse([next(kinds) for _ in range(m)], text[b : b + n]) if m else ((), text[b : b + n])
         piece = rest.decode("utf-8", "surrogatepass") if rest else ""
-        delta = Delta(uid, index, piece, tuple(ids[i : i + k]), parts=own, n_reasoning=thought)
+        delta = Delta(uid, index, piece, tuple(ids[i : i + k]), None, None, None, "", own, thought, *told[at])
         if (t := tails.get(at)) is not None:
-            rare = {f.name: getattr(t, f.name) for f in fields(t) if f.name != "at"}
-            delta = replace(delta, **rare)
+            delta = replace(delta, finish=t.finish, stop_reason=t.stop_reason, usage=t.usage, error=t.error)
         items.append(delta)
         i, b = i + k, b + n
     return Deltas(tuple(items))
@@ -325,7 +320,7 @@ _TABLE: tuple[tuple[type, Pack, Parse, int], ...] = (
     (Tokens, _tokens_pack, _tokens_parse, 2),
     (Scores, _scores_pack, _scores_parse, 8),
     (Reply, _reply_pack, _reply_parse, 1),
-    (Deltas, _deltas_pack, _deltas_parse, 5),
+    (Deltas, _deltas_pack, _deltas_parse, 6),
 )
 _BY_TYPE: dict[type, tuple[int, Pack, int]] = {cls: (i, pack, n) for i, (cls, pack, _, n) in enumerate(_TABLE, 1)}
 _BY_TAG: dict[int, tuple[type, Parse, int]] = {i: (cls, parse, n) for i, (cls, _, parse, n) in enumerate(_TABLE, 1)}
