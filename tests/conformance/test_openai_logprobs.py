@@ -125,6 +125,26 @@ def test_10_echo_with_logprobs(served, api, vocabulary, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_10_every_choice_of_an_echo_begins_with_its_prompt(served, api, vocabulary, stream):
+    """Two choices, of which the engine scores the prompt once."""
+    prompt = vocabulary.ids("a prompt of more than one page of tokens")
+    served.replies(rules=[{"prompt": prompt, "replies": [[vocabulary.byte[ord(c)], EOS] for c in "xy"]}])
+    r = api.complete(prompt, echo=True, logprobs=1, n=2, stream=stream)
+    if stream:
+        chunks = api.chunks(r)
+        lists, texts = [joined_lists(chunks, i) for i in range(2)], [api.text(chunks, i) for i in range(2)]
+    else:
+        choices = r.json()["choices"]
+        lists, texts = [c["logprobs"] for c in choices], [c["text"] for c in choices]
+    assert sorted(t[-1] for t in texts) == ["x", "y"]
+    for told, text in zip(lists, texts, strict=True):
+        assert "".join(told["tokens"][:-1]) == text
+        assert told["token_logprobs"][: len(prompt)] == lists[0]["token_logprobs"][: len(prompt)]
+        assert None not in told["token_logprobs"][1:]
+    assert [a.sampling.prompt_logprobs for a in served.admitted] == [1, None]
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_11_echo_with_logprobs_and_no_output(served, api, vocabulary, stream):
     r = api.complete("abc", echo=True, logprobs=2, max_tokens=0, stream=stream)
     if stream:

@@ -169,6 +169,22 @@ def check_prompt(out: RequestOutput, prompt: Sequence[int], model: Any, k: int) 
         assert [c.id for c in t.top] == row.topk(k).indices.tolist()
 
 
+@pytest.mark.parametrize("cache", ["radix", "naive"])
+def test_every_output_of_a_scored_prompt_tells_it_and_it_is_scored_once(
+    checkpoint: Path, model: Any, cache: str
+) -> None:
+    prompt = tuple(PROMPTS[4])
+    params = SamplingParams(temperature=1.0, max_tokens=5, ignore_eos=True, logprobs=1, prompt_logprobs=2)
+    with llm(checkpoint, cache=cache, limits={"max_running": 8, "batch_tokens": 16}) as engine:
+        outputs = engine.generate(prompt, params, n=4)
+        admitted = engine.pipeline.engine.stats()["cached_tokens_total"]
+    check_prompt(outputs[0], prompt, model, 2)
+    assert {o.prompt_logprobs for o in outputs} == {outputs[0].prompt_logprobs}
+    for out in outputs:
+        check_output(out, prompt, model, 1)
+    assert admitted == (3 * 36 if cache == "radix" else 0)
+
+
 def test_what_a_scored_prompt_computed_is_cached_for_others(checkpoint: Path) -> None:
     with llm(checkpoint) as engine:
         prompt = tuple(PROMPTS[4])

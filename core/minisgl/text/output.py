@@ -82,6 +82,11 @@ class Output:
         self.closed |= self.stops.matched is not None
         return self.stops.matched is not None
 
+    @property
+    def waiting(self) -> bool:
+        """What came has to wait for something that goes before it."""
+        return self.told is not None and self.told.waiting
+
     def end(self, ended: Ended) -> Delta:
         """The last delta: what was held back, why it ended, and the counts."""
         rest = self.decoder.finish()

@@ -39,7 +39,7 @@ from minisgl.text.output import NoText, Output
 from minisgl.text.parse import Parsers, Parsing
 from minisgl.text.stops import StopHolder
 from minisgl.text.tokenizer import Decoder, Tokenizer
-from minisgl.text.told import TokenNames, Told, prompt_offsets, scores_of
+from minisgl.text.told import PromptScores, TokenNames, Told, scores_of
 from minisgl.text.validate import check_ids, check_request
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,8 @@ class TextProcessor:
             spec = self._spec(request, len(ids))
             grammar = self.outlines.compile(request, text, continued(request))
             spec = replace(spec, grammar=grammar) if grammar else spec
-            admits = [self._admit(uid, i, text, ids, spec, request) for i, uid in enumerate(uids)]
+            scores = PromptScores.of(self._names, spec.prompt_logprobs, ids.tolist(), text)
+            admits = [self._admit(uid, i, text, ids, spec, request, scores) for i, uid in enumerate(uids)]
         except RequestError as e:
             return [Refused(uids[0], e.status, e.message, e.code, e.param)], []
         except Exception:
@@ -99,7 +100,16 @@ class TextProcessor:
         returned = tuple(ids.tolist()) if request.return_prompt_ids else None
         return [Accepted(uids[0], len(ids), thinks, returned)], admits
 
-    def _admit(self, uid: int, index: int, text: str, ids: I32, spec: SamplingSpec, request: GenerateRequest) -> Admit:
+    def _admit(
+        self,
+        uid: int,
+        index: int,
+        text: str,
+        ids: I32,
+        spec: SamplingSpec,
+        request: GenerateRequest,
+        scores: PromptScores | None,
+    ) -> Admit:
         params = request.sampling
         stops = StopHolder(params.stop, params.include_stop_str_in_output) if params.stop else None
         self._running[uid] = Output(
@@ -112,7 +122,9 @@ class TextProcessor:
             stop_ids=frozenset(spec.stop_ids),
             eos=frozenset() if params.ignore_eos else self._eos,
             show_stop=params.include_stop_str_in_output,
-            told=self._told(text, ids, spec),
+            told=None
+            if spec.logprobs is None and scores is None
+            else Told(self._names, spec.logprobs, scores, len(ids)),
             min_tokens=params.min_tokens,
         )
         return Admit(
@@ -125,13 +137,6 @@ class TextProcessor:
             arrived_ns=time.monotonic_ns(),
             key=request.key,
         )
-
-    def _told(self, text: str, ids: I32, spec: SamplingSpec) -> Told | None:
-        if spec.logprobs is None and spec.prompt_logprobs is None:
-            return None
-        prompt = () if spec.prompt_logprobs is None else ids.tolist()
-        offsets = prompt_offsets(self._tokenizer, prompt, text)
-        return Told(self._names, spec.logprobs, spec.prompt_logprobs, prompt, offsets)
 
     def _decoder(self, request: GenerateRequest) -> Decoder:
         if self._tokenizer is None:
@@ -351,7 +356,7 @@ class TextProcessor:
             if output is None or output.muted:
                 continue
             told.append(output.end(item) if isinstance(item, Ended) else item)
-        told.extend([output.delta() for output in fresh.values()])
+        told.extend([output.delta() for output in fresh.values() if not output.waiting])
         return told, aborts
 
     def _scores(self, new: Scores) -> None:
@@ -381,8 +386,12 @@ def continued(request: GenerateRequest) -> str:
 
 
 def choice_spec(spec: SamplingSpec, index: int) -> SamplingSpec:
-    """The spec of output ``index``: with a seed, the first has the seed itself and each other one its own, derived from it."""
-    if spec.seed is None or index == 0:
+    """The spec of output ``index``: with a seed, the first has the seed itself and each other one its own, derived from it. The
+    prompt is scored for the first."""
+    if index == 0:
+        return spec
+    spec = replace(spec, prompt_logprobs=None)
+    if spec.seed is None:
         return spec
     digest = blake2b(struct.pack("<qq", spec.seed, index), digest_size=8).digest()
     return replace(spec, seed=int.from_bytes(digest, "little") >> 1)
