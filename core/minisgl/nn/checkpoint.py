@@ -11,7 +11,7 @@ import json
 import mmap
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
@@ -70,6 +70,18 @@ class Checkpoint:
                         f"weights: tensor {name!r} is in {self.stored[name].file} and in {file}; remove one copy"
                     )
                 self.stored[name] = found
+        for folder in {f.parent for f in self.files}:
+            self._compare(folder / INDEX, read_index(folder))
+
+    def _compare(self, index: Path, said: Mapping[str, Path]) -> None:
+        """Refuse an index that says of a tensor what its files do not: they may be of two downloads."""
+        for name, file in said.items():
+            found = self.stored.get(name)
+            if found is None or found.file != file:
+                held = f"{found.file.name} does" if found else "none of its files does"
+                raise ModelError(
+                    f"weights: {index} says that {file.name} holds tensor {name!r}, but {held}; download index and files again"
+                )
 
     @property
     def names(self) -> set[str]:
@@ -85,11 +97,28 @@ def _header(file: Path) -> Iterator[tuple[str, Stored]]:
             size = int.from_bytes(f.read(8), "little")
             header: dict[str, Any] = json.loads(f.read(size))
     except (SafetensorError, OSError, ValueError) as exc:
-        raise ModelError(f"weights: {file} is not a readable safetensors file ({exc}); download it again") from exc
+        raise ModelError(f"weights: {file} is not a readable safetensors file ({exc}); {_advice(file)}") from exc
     for name, t in header.items():
         if name != "__metadata__":
             start, stop = t["data_offsets"]
             yield name, Stored(file, t["dtype"], tuple(t["shape"]), 8 + size + start, stop - start)
+
+
+def _advice(file: Path) -> str:
+    """What to do about a file that safetensors refuses, and the first tensor that is cut off if that is what it is."""
+    again = "download it again"
+    try:
+        with open(file, "rb") as f:
+            start, end = f.read(8), os.fstat(f.fileno()).st_size
+            if start.startswith((b"PK\x03\x04", b"\x80")) and start[1] in b"K\x02\x03\x04\x05":
+                return "it looks like a pickle of torch.save, which runs code when it is read; save the model as safetensors"
+            size = int.from_bytes(start, "little")
+            header = json.loads(f.read(size)) if size < end else {}
+        ends = sorted((t["data_offsets"][1], name) for name, t in header.items() if name != "__metadata__")
+        cut = next((name for stop, name in ends if 8 + size + stop > end), None)
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return again
+    return f"it ends within tensor {cut!r}; {again}" if cut else again
 
 
 def one_copy(files: Sequence[Path]) -> tuple[Path, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from minisgl.base.errors import ModelError
 from minisgl.base.parallel import vocab_rows
-from minisgl.nn.checkpoint import DTYPES, INDEX, Checkpoint, Piece, Reader, read_index
+from minisgl.nn.checkpoint import DTYPES, Checkpoint, Piece, Reader
 from minisgl.nn.layers import Layer, ParamSpec, layers
 from minisgl.runtime.model import Model, TpInfo
 
@@ -125,18 +125,15 @@ def _check(ckpt: Checkpoint, model: Model, specs: Sequence[ParamSpec]) -> set[st
             f"weights: no tensor of this model is in {where}; is it the checkpoint of another architecture?"
         )
     if missing:
-        said = read_index(ckpt.files[0].parent).get(missing[0])
         raise ModelError(
-            f"weights: {_list(missing)} missing from {where}"
-            + (f", though {INDEX} says that {said.name} has {missing[0]!r}" if said else "")
-            + "; the checkpoint is incomplete or its config is wrong"
+            f"weights: {_list(missing)} missing from {where}; the checkpoint is incomplete or its config is wrong"
         )
     declared = {n for path, m in layers(model) for n in m.unused(path)}
     unused = ckpt.names - set(wanted)
     extra = sorted(n for n in unused - declared if not any(re.fullmatch(p, n) for p in model.ignore))
     if extra:
         raise ModelError(
-            f"weights: {_list(extra)} in {ckpt.stored[extra[0]].file} not used by this model; its config is wrong"
+            f"weights: {_list(extra)} in {ckpt.stored[extra[0]].file} but not used by this model; its config is wrong"
         )
     for name, shape in wanted.items():
         stored = ckpt.stored[name]

@@ -83,8 +83,10 @@ def _indexed(path: Path) -> tuple[Path, ...]:
         raise ModelError(f"{path / INDEX} has no weight_map")
     files = sorted({str(n) for n in names.values()})
     if missing := [f for f in files if Path(f).name != f or not (path / f).is_file()]:
+        tensor = next(t for t, f in names.items() if str(f) == missing[0])
         raise ModelError(
-            f"{path} lacks {len(missing)} of {len(files)} weight files, the first is {missing[0]}: is the download complete?"
+            f"{path} lacks {len(missing)} of {len(files)} weight files, the first is {missing[0]} (with tensor {tensor!r}): "
+            "is the download complete?"
         )
     return tuple(path / f for f in files)
 

@@ -18,6 +18,8 @@ SHAPES = {  # over llama_config: 6 heads of size 8, 2 of keys and values, hidden
     "3-heads-per-kv-head": {"attention_bias": True, "rope_parameters": LLAMA3},
     "6-heads-per-kv-head": {"num_key_value_heads": 1, "rope_parameters": YARN},
     "7-heads-per-kv-head": {"num_attention_heads": 14, "hidden_size": 56, "attention_bias": True, "tie_word_embeddings": False},
+    "7-heads-one-kv-head": {"num_attention_heads": 7, "num_key_value_heads": 1, "hidden_size": 84, "head_dim": 16,
+                            "num_hidden_layers": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
     "linear-rope": {"rope_parameters": {"rope_type": "linear", "factor": 4.0}},
     "dynamic-rope": {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}},
     "yarn-mscale": {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.1, "beta_fast": 16, "truncate": False}},
@@ -42,6 +44,26 @@ def config(family, **changes):
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe"])
 def test_logits_and_greedy_tokens_equal_transformers(family, shape, tmp_path):
     check_model(random_checkpoint(tmp_path, config(family, **SHAPES[shape]), seed=4))
+
+
+def test_biases_in_the_mlp_of_llama(tmp_path):
+    check_model(random_checkpoint(tmp_path, config("Llama", attention_bias=True, mlp_bias=True), seed=4))
+
+
+def test_qwen2_with_a_head_size_of_its_own(tmp_path):
+    """Its config has no such key, but transformers takes one that is there."""
+    given = config("Qwen2")
+    given.head_dim = 16  # hidden size 48 has 6 heads
+    local = random_checkpoint(tmp_path, given, seed=4)
+    assert local.config["head_dim"] == 16
+    check_model(local)
+
+
+@pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (128, 8)])
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s.startswith(("7", "yarn-m"))])
+def test_many_experts_in_models_of_other_shapes(shape, experts, top_k, tmp_path):
+    changes = SHAPES[shape] | {"num_experts": experts, "num_experts_per_tok": top_k, "initializer_range": 0.3}
+    check_model(random_checkpoint(tmp_path, config("Qwen3Moe", **changes), seed=4))
 
 
 # ------------------------------------------------------------------------------------------------------------------ windows
@@ -153,7 +175,7 @@ def test_an_expert_too_many_is_refused_w2(tmp_path):
 
     message = moe_refusal(tmp_path, edit)
     assert "tensor 'model.layers.1.mlp.experts.8.up_proj.weight' is in" in message
-    assert "model.safetensors not used by this model" in message
+    assert "model.safetensors but not used by this model" in message
 
 
 def test_an_expert_of_a_wrong_shape_is_refused_with_both_shapes(tmp_path):

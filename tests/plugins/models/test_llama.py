@@ -215,8 +215,23 @@ def test_weights_of_another_architecture_are_an_error_n6(tmp_path):
 def test_a_truncated_file_is_an_error_w2(tmp_path):
     llama_checkpoint(tmp_path)
     file = tmp_path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    assert f"{file} is not a readable safetensors file" in refusal(local_model(tmp_path))
+    whole = file.read_bytes()
+    header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
+    last = max((t["data_offsets"][1], name) for name, t in header.items() if name != "__metadata__")[1]
+    file.write_bytes(whole[:-100])
+    message = refusal(local_model(tmp_path))
+    assert f"{file} is not a readable safetensors file" in message
+    assert f"it ends within tensor {last!r}; download it again" in message
+
+
+@pytest.mark.parametrize("size", [0, 7, 50])
+def test_a_file_that_is_cut_within_its_header_is_an_error_w2(size, tmp_path):
+    llama_checkpoint(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:size])
+    message = refusal(local_model(tmp_path))
+    assert f"{file} is not a readable safetensors file" in message
+    assert message.endswith("; download it again")
 
 
 def test_an_index_that_names_an_absent_file_is_an_error_w2(tmp_path):
@@ -236,11 +251,33 @@ def index_edited(tmp_path, edit):
     return local, before
 
 
-def test_an_index_with_a_tensor_in_the_wrong_file_is_harmless(tmp_path):
-    """Files say themselves what they have."""
+def test_an_index_with_a_tensor_in_the_wrong_file_is_an_error_with_both_w2(tmp_path):
     up, norm = "model.layers.0.mlp.up_proj.weight", "model.norm.weight"
-    local, before = index_edited(tmp_path / "wrong", lambda m: m.update({up: m[norm], norm: m[up]}))
+    local, before = index_edited(tmp_path, lambda m: m.update({up: m[norm], norm: m[up]}))
     assert before[up] != before[norm]
+    message = refusal(local)
+    for name, wrong in ((up, norm), (norm, up)):
+        if f"says that {before[wrong]} holds tensor {name!r}, but {before[name]} does" in message:
+            break
+    else:
+        pytest.fail(message)
+    assert str(tmp_path / "model.safetensors.index.json") in message
+
+
+def test_an_index_that_names_a_tensor_no_model_has_is_an_error_w2(tmp_path):
+    local, before = index_edited(tmp_path, lambda m: m.update({"model.layers.2.x": m["model.norm.weight"]}))
+    message = refusal(local)
+    assert f"{before['model.norm.weight']} holds tensor 'model.layers.2.x', but none of its files does" in message
+
+
+def test_an_index_that_leaves_a_tensor_out_is_harmless(tmp_path):
+    """Files say themselves what they have."""
+
+    def edit(weight_map):
+        files = list(weight_map.values())
+        weight_map.pop(next(n for n, f in weight_map.items() if files.count(f) > 1))
+
+    local, _ = index_edited(tmp_path / "wrong", edit)
     right = llama_checkpoint(tmp_path / "right", shard_size="20KB")
     assert torch.equal(run(local, [50])[0], run(right, [50])[0])
 
@@ -250,9 +287,7 @@ def test_an_index_that_names_a_tensor_no_file_has_is_an_error_with_both_w2(tmp_p
     local, where = index_edited(tmp_path, lambda m: None)
     file = tmp_path / where[name]
     save_file({k: v for k, v in load_file(file).items() if k != name} | {"rotary_emb.inv_freq": torch.ones(4)}, file)
-    message = refusal(local)
-    assert f"tensor {name!r} is missing from {tmp_path}" in message
-    assert f"index.json says that {where[name]} has {name!r}" in message
+    assert f"index.json says that {where[name]} holds tensor {name!r}, but none of its files does" in refusal(local)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": null}', '{"weight_map": {"a": 1}}'])
@@ -262,10 +297,14 @@ def test_an_index_that_cannot_be_read_is_an_error_with_its_name_w2(text, tmp_pat
     assert "model.safetensors.index.json is not an index" in refusal(local)
 
 
-def test_a_pickle_under_the_name_of_safetensors_is_an_error_and_is_not_run(tmp_path):
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickle_under_the_name_of_safetensors_is_an_error_and_is_not_run(zipped, tmp_path):
     local = llama_checkpoint(tmp_path)
-    torch.save({"model.norm.weight": torch.ones(48)}, tmp_path / "model.safetensors")
-    assert f"{tmp_path / 'model.safetensors'} is not a readable safetensors file" in refusal(local)
+    file = tmp_path / "model.safetensors"
+    torch.save({"model.norm.weight": torch.ones(48)}, file, _use_new_zipfile_serialization=zipped)
+    message = refusal(local)
+    assert f"{file} is not a readable safetensors file" in message
+    assert "it looks like a pickle of torch.save" in message
 
 
 def test_a_tensor_in_two_files_is_an_error(tmp_path):
