@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,6 +14,7 @@ from minisgl.base.errors import CacheError
 from minisgl.base.types import I32
 from minisgl.sched.cache import CacheContext, EmptyLease, Lease
 from minisgl.sched.pages import PageLedger
+from minisgl.testing.cache_model import CacheModel
 from minisgl_plugins.cache.radix import RadixCachePolicy
 
 Key = tuple[bytes, tuple[int, ...]]  # namespace, tokens up to the end of a page
@@ -388,3 +391,26 @@ def test_a_cache_that_gives_up_too_little_is_named() -> None:
     cache.release(cache.insert(ints([1, 2]), pages, EmptyLease(), b"").lease)
     with pytest.raises(CacheError, match=r"LyingCache\.evict\(2\) returned pages \[\d\]; expected at least 2"):
         ledger.take(2)
+
+
+@pytest.mark.parametrize("eviction", ["lru", "lfu"])
+def test_order_stays_exact_while_the_eviction_queue_is_cleaned_up(eviction: str) -> None:
+    """Every lookup leaves an entry behind that no longer holds; the order must survive that they are thrown out."""
+    rng, n = Random(3), 40
+    model = CacheModel(make(1, 64, eviction), 1, 64)
+    page, seen = {}, dict.fromkeys(range(n), (0, 0))  # token -> (lookups that found it, when it was used last)
+    for token in range(n):
+        holder = model.lease([token], b"")
+        own = model.take(1)
+        assert own is not None
+        holder.own = own
+        model.insert(holder, [token])
+        page[token] = holder.leased[0]
+        model.release(holder)
+    for when in range(1, 401):
+        token = rng.randrange(n)
+        model.release(model.lease([token], b""))
+        seen[token] = seen[token][0] + 1, when
+    order = sorted(range(n), key=lambda token: seen[token] if eviction == "lfu" else seen[token][1])
+    untouched = [token for token in order if seen[token] == (0, 0)]
+    assert [int(model.cache.evict(1)[0]) for _ in range(n)] == [page[t] for t in [*untouched, *order[len(untouched) :]]]

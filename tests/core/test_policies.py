@@ -239,3 +239,30 @@ def test_without_a_whole_tile_in_the_budget_prompts_get_the_budget() -> None:
     lab = Lab(ChunkedScheduler, slots=4, batch=60, tile_tokens=64)
     lab.done(ask(0, text(0, 100)))
     assert [plan.num_tokens for plan in lab.plans[:2]] == [60, 40]
+
+
+def test_longest_looks_at_priority_before_length() -> None:
+    admits = [ask(0, text(0, 8), 5), ask(1, text(1, 8), 50), ask(2, text(2, 8), 2, priority=1)]
+    assert Lab(ChunkedScheduler, order="longest").done(*admits) == [2, 1, 0]
+
+
+def test_without_tiles_a_step_uses_its_whole_budget() -> None:
+    lab = Lab(ChunkedScheduler, batch=7)
+    lab.done(ask(0, text(0, 20)))
+    assert [s.n_new for plan in lab.plans for s in plan.spans] == [7, 7, 6]
+
+
+def test_none_overtakes_a_request_that_lacks_pages() -> None:
+    """Of 8 pages of 4 tokens the first uses 4; the second needs 6, the third 2, which are there."""
+    lab = Lab(ChunkedScheduler, slots=4, pages=8)
+    lab.give(ask(0, text(0, 12), 5))
+    lab.turn()
+    assert lab.done(ask(1, text(1, 20), 4), ask(2, text(2, 4), 2)) == [0, 1, 2]
+
+
+def test_a_request_that_waits_for_another_ones_prompt_holds_up_nobody() -> None:
+    lab = Lab(ChunkedScheduler, slots=4, batch=16, max_chunk=8)
+    lab.give(ask(0, text(0, 40)), ask(1, text(0, 40)), ask(2, text(2, 4)))
+    lab.turn()
+    assert lab.order() == [0, 2]
+    assert lab.done() == [0, 2, 1]

@@ -26,6 +26,8 @@ from minisgl.engine.port import Abort
 from minisgl.sched.builder import Builder
 from minisgl.sched.cache import Inserted, Lease
 from minisgl.sched.policy import Deny, ReqView, SchedContext, SchedulerPolicy, SchedView, StepBuilder
+from minisgl.sched.request import Req
+from minisgl.sched.rows import Rows
 from minisgl.testing.calls import counted
 from minisgl.testing.sim_engine import MakeCache, MakePolicy, SimEngine, build, check_types
 from minisgl.testing.simulator import expected
@@ -1397,3 +1399,14 @@ def test_abort_messages_through_the_inbox_end_requests() -> None:
     lab.run()
     assert lab.ended[1].finish is Finish.ABORT
     lab.check(ask(2, ints([4] * 9), max_new=5))
+
+
+def test_a_prompt_is_scored_once_every_token_but_its_first_has_been() -> None:
+    """The first token follows nothing, so it has no log probability."""
+    asked = Admit(1, ints(range(5)), SamplingSpec(prompt_logprobs=0))
+    r = Req.of(asked, asked.ids, 8, 0, Rows(Limits(1, 64, 16, PAGE, 64)))
+    for scored, left in ((0, True), (3, True), (4, False)):
+        r.scored = scored
+        assert r.scores is left
+    alone = Admit(2, ints([7]), SamplingSpec(prompt_logprobs=0))
+    assert not Req.of(alone, alone.ids, 8, 1, Rows(Limits(1, 64, 16, PAGE, 64))).scores
