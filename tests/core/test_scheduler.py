@@ -1410,3 +1410,59 @@ def test_a_prompt_is_scored_once_every_token_but_its_first_has_been() -> None:
         assert r.scores is left
     alone = Admit(2, ints([7]), SamplingSpec(prompt_logprobs=0))
     assert not Req.of(alone, alone.ids, 8, 1, Rows(Limits(1, 64, 16, PAGE, 64))).scores
+
+
+def test_scored_prompts_are_computed_anew_and_their_scores_go_to_their_owner() -> None:
+    """Though another request's cached pages hold the same tokens; nobody else's prompt is scored."""
+    lab = Lab(batch=8)
+    lab.give(ask(1, 17))
+    lab.finish()
+    before = len(lab.plans)
+    wanted = SamplingSpec(max_new=4, logprobs=0, prompt_logprobs=0)
+    scored = [Admit(uid, ints(range(17)), wanted, owner=owner) for uid, owner in ((2, 1), (3, 0))]
+    plain = Admit(4, ints(range(17)), SamplingSpec(max_new=4), owner=1)
+    lab.give(*scored, plain)
+    lab.finish()
+    lab.check(*scored, plain)
+    plans = lab.plans[before:]
+    rows = {i.uid: i for p in plans for i in p.init}
+    assert [rows[uid].kv_len for uid in (2, 3, 4)] == [0, 0, 16]
+    for uid in (2, 3, 4):
+        begin = rows[uid].kv_len
+        for span in (s for p in plans for s in p.spans if s.slot == rows[uid].slot):
+            assert span.score == (uid != 4 and begin < 16)  # what follows the last prompt token is no prompt token
+            begin += span.n_new
+        assert begin == 17
+    assert sorted(lab.scores[2]) == sorted(lab.scores[3]) == list(range(1, 21))
+    assert lab.scores[4] == {}
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_prompt_preempted_amid_its_scoring_is_scored_from_its_start_one_scored_whole_is_not_again(
+    chunks: int,
+) -> None:
+    lab = Lab(batch=16)
+    asked = Admit(1, ints(range(30)), SamplingSpec(max_new=6, logprobs=0, prompt_logprobs=0))
+    lab.give(asked)
+    for _ in range(chunks):
+        lab.step()
+    [r] = lab.scheduler.view.prefilling() if chunks == 1 else lab.scheduler.view.decoding()
+    assert Builder(lab.scheduler).preempt(r)
+    before = len(lab.plans)
+    lab.finish()
+    lab.check(asked)
+    assert [s.score for p in lab.plans[before:] for s in p.spans] == ([True, True] if chunks == 1 else [False])
+
+
+def test_a_row_comes_with_its_whole_prompt_only_if_its_sampling_needs_it() -> None:
+    lab = Lab()
+    lab.give(ask(1, 17))
+    lab.finish()
+    before = len(lab.plans)
+    penalized = Admit(2, ints(range(17)), SamplingSpec(max_new=4, repetition_penalty=1.5))
+    lab.give(penalized, ask(3, 17))
+    lab.finish()
+    rows = {i.uid: i for p in lab.plans[before:] for i in p.init}
+    assert rows[2].kv_len == 16  # cached, and so not among its ids
+    assert rows[2].prompt.tolist() == list(range(17))
+    assert rows[3].prompt.tolist() == rows[2].written.tolist() == []
