@@ -1466,3 +1466,41 @@ def test_a_row_comes_with_its_whole_prompt_only_if_its_sampling_needs_it() -> No
     assert rows[2].kv_len == 16  # cached, and so not among its ids
     assert rows[2].prompt.tolist() == list(range(17))
     assert rows[3].prompt.tolist() == rows[2].written.tolist() == []
+
+
+SCORED = SamplingSpec(max_new=8, logprobs=0, prompt_logprobs=0)
+
+
+def test_cached_pages_are_no_room_for_a_scored_prompt_which_does_not_read_them() -> None:
+    """Of 8 pages a running row holds 3 and the cache the first 5 of the prompt; with its output the prompt needs 6."""
+    lab = Lab(pages=8)
+    lab.give(ask(1, 17))
+    lab.finish()
+    lab.give(ask(2, ints([9] * 9), max_new=4))
+    lab.step()
+    assert (lab.count("free"), lab.count("evictable")) == (0, 5)
+    asked = Admit(3, ints(range(17)), SCORED)
+    lab.give(asked)
+    assert lab.step().init == ()
+    lab.finish()
+    lab.check(asked)
+    assert lab.count("preemptions") == 0
+
+
+def test_a_scored_prompt_does_not_wait_for_the_same_prompt_of_another() -> None:
+    lab = Lab(batch=16)
+    asked = Admit(2, ints(range(12)), SCORED)
+    lab.give(ask(1, 12), asked)
+    assert [i.uid for i in lab.step().init] == [1, 2]
+    lab.finish()
+    lab.check(asked)
+
+
+def test_a_waiting_request_sees_what_has_been_cached_since_it_was_looked_up() -> None:
+    lab = Lab()
+    residency, asked = lab.scheduler.residency, Admit(9, ints(range(18)), SamplingSpec(max_new=1))
+    r = Req.of(asked, asked.ids, 1, 0, residency.rows)
+    for n, prompt in enumerate((ints([5] * 9), ints(range(9)), ints(range(17)))):
+        lab.give(ask(n, prompt, max_new=1))
+        lab.finish()
+        assert residency.matched(r) == (0, 2, 4)[n]
