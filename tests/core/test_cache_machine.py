@@ -414,3 +414,41 @@ def test_order_stays_exact_while_the_eviction_queue_is_cleaned_up(eviction: str)
     order = sorted(range(n), key=lambda token: seen[token] if eviction == "lfu" else seen[token][1])
     untouched = [token for token in order if seen[token] == (0, 0)]
     assert [int(model.cache.evict(1)[0]) for _ in range(n)] == [page[t] for t in [*untouched, *order[len(untouched) :]]]
+
+
+def given_up(model: CacheModel) -> int:
+    """The next page to be evicted, which is."""
+    before = set(model.content)
+    assert model.evict(1)
+    [page] = before - set(model.content)
+    return page
+
+
+@pytest.mark.parametrize("child_first", [False, True])
+def test_a_node_above_others_goes_after_them_though_the_queue_was_cleaned_up_between(child_first: bool) -> None:
+    """1-2 and 1-3 share the node of 1. Lookups of 9 fill the queue with entries that no longer hold."""
+    model = CacheModel(make(1, 8), 1, 8)
+    page: dict[int, int] = {}
+    held = []
+    for tokens in ([1, 2], [1, 3]):
+        holder = model.lease(tokens, b"")
+        own = model.take(2 - len(holder.leased))
+        assert own is not None
+        holder.own = own
+        model.insert(holder, tokens)
+        page |= dict(zip(tokens, holder.leased, strict=True))
+        held.append(holder)
+    for holder in held:
+        model.release(holder)
+    other = model.lease([9], b"")
+    own = model.take(1)
+    assert own is not None
+    other.own = own
+    model.insert(other, [9])
+    page[9] = other.leased[0]
+    model.release(other)
+    out = [given_up(model)] if child_first else []
+    for _ in range(200):
+        model.release(model.lease([9], b""))
+    out += [given_up(model) for _ in range(4 - len(out))]
+    assert out == [page[2], page[3], page[1], page[9]]

@@ -234,8 +234,8 @@ BUGS = (
     Bug(
         "radix_evicts_pinned_pages",
         RADIX,
-        "node.queued == rank == node.rank and not node.pins and not node.children",
-        "node.queued == rank and not node.children",
+        "return rank == node.rank and not node.pins and not node.children",
+        "return not node.children",
     ),
     Bug(
         "radix_trims_from_the_start",

@@ -32,18 +32,17 @@ class Node:
     """An edge of the tree with its lower end: ``pages`` hold the KV of ``tokens``, page_size tokens each.
 
     ``pins``: leases that end here, and children that are pinned; the node is locked while there are any. ``rank``: (how
-    often, by the policy's count, number of the last call) it was used. ``queued``: the rank under which it waits for
-    eviction.
+    often, by the policy's count, number of the last call) it was used; every call that pins it or gives it a child is such
+    a use.
     """
 
-    __slots__ = ("children", "pages", "parent", "pins", "queued", "rank", "tokens")
+    __slots__ = ("children", "pages", "parent", "pins", "rank", "tokens")
 
     def __init__(self, tokens: I32, pages: I32, parent: Node | None, rank: Rank) -> None:
         self.tokens, self.pages, self.parent = tokens, pages, parent
         self.children: dict[bytes, Node] = {}
         self.pins = 0
         self.rank = rank
-        self.queued: Rank | None = None
 
 
 class Root(Node):
@@ -157,8 +156,6 @@ class RadixCachePolicy(CachePolicy):
             rank, _, leaf = self._heap[0]
             if not self._holds(self._heap[0]):
                 heappop(self._heap)
-                if leaf.queued == rank:
-                    leaf.queued = None
                 continue
             self._gone = rank[0]
             k = min(short, len(leaf.pages))
@@ -294,10 +291,7 @@ class RadixCachePolicy(CachePolicy):
             node = node.parent
 
     def _enqueue(self, leaf: Node) -> None:
-        """``leaf`` can be evicted now."""
-        if leaf.queued == leaf.rank:
-            return
-        leaf.queued = leaf.rank
+        """``leaf`` can be evicted now. That happens once at a rank: what ends it is a use."""
         self._pushes += 1
         heappush(self._heap, (leaf.rank, self._pushes, leaf))
         if len(self._heap) > 2 * self._nodes + 64:
@@ -307,4 +301,4 @@ class RadixCachePolicy(CachePolicy):
     def _holds(self, entry: tuple[Rank, int, Node]) -> bool:
         """Whether a heap entry still names an evictable leaf at its place."""
         rank, _, node = entry
-        return node.queued == rank == node.rank and not node.pins and not node.children
+        return rank == node.rank and not node.pins and not node.children
