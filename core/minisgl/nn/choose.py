@@ -88,9 +88,16 @@ def _cannot_serve(name: str, reasons: Sequence[str], registry: Registry) -> Conf
 
 
 def pick_ops(config: Settings, registry: Registry, device: torch.device, dtype: torch.dtype) -> list[str]:
-    """The configured plugins, or with ``auto`` all of core's list that work here. An op comes from the first that has it."""
+    """The configured plugins, or with ``auto`` all of core's list that work here. An op comes from the first that has it.
+
+    Raises: ConfigError, PluginError if a named one does not.
+    """
     names = config.use("ops")
     if names != ("auto",):
+        for name in names:
+            named: type[Ops] = registry.load("ops", name)
+            if (reason := named.supports(device, dtype)) is not None:
+                raise ConfigError(f"ops {name!r} cannot be used: {reason}; use ops=auto, or 'torch' on any device")
         return list(names)
     found: Iterator[tuple[str, type[Ops]]] = _candidates(registry, "ops", OPS_ORDER)
     return [name for name, cls in found if cls.supports(device, dtype) is None]

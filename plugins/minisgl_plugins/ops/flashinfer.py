@@ -6,40 +6,21 @@ is not made for goes another way in plain torch: slower, never wrong.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.api import ConfigError
-from minisgl.api.device import Ops, OpsContext, OpTable
+from minisgl.api.device import Ops, OpTable
+from minisgl_plugins.ops.needs import HALVES, refusal
 
-HALVES = (torch.float16, torch.bfloat16)
-ROPE_HEADS = (
-    64,
-    128,
-    256,
-    512,
-)  # head sizes of its rotary kernel; others it would send through one that also quantizes
+ROPE_HEADS = (64, 128, 256, 512)  # sizes its rotary kernel has; others it would send through one that also quantizes
 PACK = 8  # elements that its activation kernel reads at once
 
 
 class FlashInferOps(Ops):
     @classmethod
     def supports(cls, device: torch.device, dtype: torch.dtype) -> str | None:
-        if device.type != "cuda":
-            return f"device is {device.type!r}; its kernels run on 'cuda'"
-        if find_spec("flashinfer") is None:
-            return "needs package 'flashinfer-python': pip install 'minisgl[cuda]'"
-        if dtype not in HALVES:
-            return f"dtype is {dtype}; its kernels take float16 and bfloat16"
-        return None
-
-    def __init__(self, ctx: OpsContext) -> None:
-        super().__init__(ctx)
-        if (reason := self.supports(ctx.device, ctx.dtype)) is not None:
-            raise ConfigError(f"ops 'flashinfer' cannot be used: {reason}; use ops=auto, or 'torch' on any device")
+        return refusal(device, dtype, "flashinfer", HALVES)
 
     def table(self) -> OpTable:
         return {"rms_norm": rms_norm, "add_rms_norm": add_rms_norm, "rope": rope, "silu_mul": silu_mul}

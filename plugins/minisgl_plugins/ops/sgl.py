@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.api import ConfigError
-from minisgl.api.device import Ops, OpsContext, OpTable
+from minisgl.api.device import Ops, OpTable
+from minisgl_plugins.ops.needs import HALVES, installed, refusal
 from minisgl_plugins.ops.triton_moe import Order, most_padded, products, tiles_for
 
-HALVES = (torch.float16, torch.bfloat16)
 PACK = 8  # elements that its activation kernel reads at once
 
 
 class SglOps(Ops):
     @classmethod
     def supports(cls, device: torch.device, dtype: torch.dtype) -> str | None:
-        if device.type != "cuda":
-            return f"device is {device.type!r}; its kernels run on 'cuda'"
-        if find_spec("sgl_kernel") is None:
-            return "needs package 'sglang-kernel': pip install 'minisgl[cuda]'"
-        if dtype not in HALVES:
-            return f"dtype is {dtype}; its kernels take float16 and bfloat16"
-        return None
-
-    def __init__(self, ctx: OpsContext) -> None:
-        super().__init__(ctx)
-        if (reason := self.supports(ctx.device, ctx.dtype)) is not None:
-            raise ConfigError(f"ops 'sgl' cannot be used: {reason}; use ops=auto, or 'torch' on any device")
+        return refusal(device, dtype, "sgl_kernel", HALVES)
 
     def table(self) -> OpTable:
         table: OpTable = {"rms_norm": rms_norm, "add_rms_norm": add_rms_norm, "silu_mul": silu_mul}
-        return table | {"moe": moe} if find_spec("triton") is not None else table
+        return table | {"moe": moe} if installed("triton") else table
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

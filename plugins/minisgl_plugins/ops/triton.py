@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
-from minisgl.api import ConfigError
-from minisgl.api.device import Ops, OpsContext, OpTable
+from minisgl.api.device import Ops, OpTable
+from minisgl_plugins.ops.needs import HALVES, refusal
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+FLOATS = (torch.float32, *HALVES)
 HEADS = 4  # of a program: few enough that one decode row fills several programs, enough that prefill has no tiny ones
 
 
 class TritonOps(Ops):
     @classmethod
     def supports(cls, device: torch.device, dtype: torch.dtype) -> str | None:
-        if device.type != "cuda":
-            return f"device is {device.type!r}; its kernels run on 'cuda'"
-        if find_spec("triton") is None:
-            return "needs package 'triton', which torch for CUDA brings: pip install triton"
-        if dtype not in FLOATS:
-            return f"dtype is {dtype}; its kernels take float32, float16 and bfloat16"
-        return None
-
-    def __init__(self, ctx: OpsContext) -> None:
-        super().__init__(ctx)
-        if (reason := self.supports(ctx.device, ctx.dtype)) is not None:
-            raise ConfigError(f"ops 'triton' cannot be used: {reason}; use ops=auto, or 'torch' on any device")
+        return refusal(device, dtype, "triton", FLOATS)
 
     def table(self) -> OpTable:
         return {"qk_norm_rope_store": qk_norm_rope_store, "store_kv": store_kv, "decode_rows": decode_rows}

@@ -3,7 +3,6 @@ interpreter where triton is installed."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
@@ -39,20 +38,20 @@ PLUGINS = {"flashinfer": FlashInferOps, "sgl": SglOps, "triton": TritonOps}
 def test_on_a_cpu_the_device_is_the_reason(name):
     assert "device is 'cpu'" in PLUGINS[name].supports(CPU, BF16)
     with pytest.raises(ConfigError, match=rf"ops '{name}' cannot be used.*device is 'cpu'.*ops=auto"):
-        PLUGINS[name](OpsContext(PLUGINS[name].Settings(), CPU, BF16))
+        pick_ops(Settings.model_validate({"kinds": {"ops": {"use": [name]}}}), Registry.scan(), CPU, BF16)
 
 
 @pytest.mark.parametrize(
     ("name", "command"), [("flashinfer", "'minisgl[cuda]'"), ("sgl", "'minisgl[cuda]'"), ("triton", "triton")]
 )
 def test_a_missing_package_is_named_with_the_command_that_installs_it(name, command, monkeypatch):
-    monkeypatch.setattr(importlib.import_module(f"minisgl_plugins.ops.{name}"), "find_spec", lambda name: None)
+    monkeypatch.setattr("minisgl_plugins.ops.needs.find_spec", lambda name: None)
     assert f"pip install {command}" in PLUGINS[name].supports(CUDA, BF16)
 
 
 @pytest.mark.parametrize("name", PLUGINS)
 def test_dtypes_that_a_plugin_has_kernels_for(name, monkeypatch):
-    monkeypatch.setattr(importlib.import_module(f"minisgl_plugins.ops.{name}"), "find_spec", lambda name: "there")
+    monkeypatch.setattr("minisgl_plugins.ops.needs.find_spec", lambda name: "there")
     assert PLUGINS[name].supports(CUDA, BF16) is None
     assert PLUGINS[name].supports(CUDA, torch.float16) is None
     reason = PLUGINS[name].supports(CUDA, torch.float32)
@@ -64,12 +63,8 @@ def test_auto_takes_all_that_work_in_core_order_and_torch_last(monkeypatch):
     assert pick_ops(config, registry, CPU, torch.float32) == ["torch"]
     assert pick_sampler(config, registry, CPU) == "torch"
     have = {"triton", "flashinfer"}
-    for module in ("ops.flashinfer", "ops.sgl", "ops.triton", "sampler.fused"):
-        monkeypatch.setattr(
-            importlib.import_module(f"minisgl_plugins.{module}"),
-            "find_spec",
-            lambda name: name if name in have else None,
-        )
+    for module in ("ops.needs", "sampler.fused"):
+        monkeypatch.setattr(f"minisgl_plugins.{module}.find_spec", lambda name: name if name in have else None)
     assert pick_ops(config, registry, CUDA, BF16) == ["triton", "flashinfer", "torch"]
     assert pick_ops(config, registry, CUDA, torch.float32) == ["triton", "torch"]
     assert pick_sampler(config, registry, CUDA) == "fused"
