@@ -96,10 +96,13 @@ def check_room(workload: Workload, max_len: int) -> None:
         )
 
 
-def measure(workload: Workload, pipeline: Pipeline, steps: StepCounter, repeats: int, seed: int) -> dict[str, Any]:
-    """``repeats`` runs after a warm-up, each with an empty prefix cache. Returns: sizes, medians, and every run."""
+def measure(
+    workload: Workload, pipeline: Pipeline, steps: StepCounter, repeats: int, seed: int, keep_cache: bool = False
+) -> dict[str, Any]:
+    """``repeats`` runs after a warm-up, each with an empty prefix cache; ``keep_cache``: only the first, and the others find
+    its prompts. Returns: sizes, medians, and every run."""
     warm_up(workload, pipeline, seed)
-    runs = [_once(workload, pipeline, steps, seed) for _ in range(repeats)]
+    runs = [_once(workload, pipeline, steps, seed, clear=i == 0 or not keep_cache) for i in range(repeats)]
     keys = [key for key, value in runs[0].items() if isinstance(value, float)]
     return {
         **asdict(workload),
@@ -141,9 +144,10 @@ def run_waves(workload: Workload, pipeline: Pipeline, seed: int) -> tuple[list[R
     return ran, prompt_tokens
 
 
-def _once(workload: Workload, pipeline: Pipeline, steps: StepCounter, seed: int) -> dict[str, Any]:
+def _once(workload: Workload, pipeline: Pipeline, steps: StepCounter, seed: int, clear: bool) -> dict[str, Any]:
     executor = pipeline.engine.executor
-    prepare(workload, pipeline, seed)
+    if clear:
+        prepare(workload, pipeline, seed)
     memory = PeakMemory(pipeline.info.device)
     counted, device = steps.counts(), device_counters(executor)
     others = OthersCPU()

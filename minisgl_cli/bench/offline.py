@@ -111,6 +111,12 @@ def arguments(parser: ArgumentParser) -> None:
     named.add_argument("--prefix-len", type=positive, metavar="N", help="tokens that all prompts begin with")
     named.add_argument("--turns", type=positive, metavar="N", help="turns of a conversation")
     named.add_argument("--temperature", type=float, metavar="T", help="of sampling; 0 is greedy")
+    named.add_argument(
+        "--keep-cache",
+        action="store_const",
+        const=True,
+        help="runs after the first find its prompts in the prefix cache",
+    )
 
 
 SIZES = ("requests", "input_len", "output_len", "prefix_len", "turns", "temperature")
@@ -139,7 +145,7 @@ def run(argv: list[str]) -> int:
 def check_combination(args: Namespace) -> None:
     """Raises: ConfigError for options that would be ignored."""
     if not args.workload:
-        given = [key for key in SIZES if getattr(args, key) is not None]
+        given = [key for key in (*SIZES, "keep_cache") if getattr(args, key) is not None]
         if given:
             raise ConfigError(
                 f"--{given[0].replace('_', '-')} is of a named workload; give --workload, or --case N:IN:OUT"
@@ -175,7 +181,10 @@ def run_workloads(
         start_s = time.perf_counter() - began
         for workload in workloads:
             check_room(workload, pipeline.info.max_len)
-        found = [measure_workload(w, pipeline, steps, args.repeats, args.bench_seed) for w in workloads]
+        found = [
+            measure_workload(w, pipeline, steps, args.repeats, args.bench_seed, bool(args.keep_cache))
+            for w in workloads
+        ]
         info = pipeline.info
         if tracer is not None:
             prepare(workloads[0], pipeline, args.bench_seed)
@@ -184,7 +193,7 @@ def run_workloads(
     table(title(info), [brief(row) for row in found])
     json_line(
         "offline", model=info.model, picks=dict(info.picks), device=info.device, dtype=info.dtype, seed=args.bench_seed,
-        num_pages=info.num_pages, page_size=info.page_size, start_s=start_s, workloads=found,
+        num_pages=info.num_pages, page_size=info.page_size, start_s=start_s, keep_cache=bool(args.keep_cache), workloads=found,
     )  # fmt: skip
     if args.plot is not None:
         series = {

@@ -103,6 +103,20 @@ def test_workloads_run_small_and_report(tmp_path: Path, capsys: pytest.CaptureFi
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_runs_that_keep_the_cache_find_the_prompts_of_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_byte_model(tmp_path / "model")
+    argv = ["bench", "offline", "--model", str(model), "--load-format", "dummy", "--engine.threads", "1"]
+    argv += ["--workload", "perf", "--requests", "2", "--input-len", "33", "--output-len", "4", "--repeat", "3"]
+    assert main([*argv, "--keep-cache"]) == 0
+    [perf] = result(capsys.readouterr().out)["workloads"]
+    assert [run["cached_tokens"] for run in perf["runs"]] == [0, 64, 64]  # two pages of 16 each
+    assert main(argv) == 0
+    [perf] = result(capsys.readouterr().out)["workloads"]
+    assert [run["cached_tokens"] for run in perf["runs"]] == [0, 0, 0]
+
+
 def test_graph_replays_are_of_the_decode_steps_in_between() -> None:
     class Worker:
         stats = {"decode_steps": 300, "graph_replays": 199}
@@ -126,6 +140,7 @@ def test_graph_replays_are_of_the_decode_steps_in_between() -> None:
         (["--workload", "perf", "--case", "1:1:1"], "give one of them"),
         (["--workload", "perf", "--compare", "transformers"], "runs cases"),
         (["--requests", "3"], "--requests is of a named workload"),
+        (["--keep-cache"], "--keep-cache is of a named workload"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(
