@@ -161,3 +161,26 @@ def test_reasoning_and_a_call_are_blocks() -> None:
     assert thought == {"type": "thinking", "thinking": "why", "signature": ""}
     assert (call["type"], call["name"], call["input"]) == ("tool_use", "f", {"a": 1})
     assert whole["stop_reason"] == "tool_use"
+
+
+def test_a_schema_for_the_answer_and_an_effort_are_passed_on() -> None:
+    from minisgl_plugins.frontend.anthropic_request import as_chat
+
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"type": "json_schema", "schema": schema}
+    wanted = {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
+    base = {"model": "m", "max_tokens": 5, "messages": USER}
+    chat = as_chat({**base, "output_config": {"format": form, "effort": "low"}})
+    assert chat["response_format"] == wanted
+    assert chat["chat_template_kwargs"] == {"reasoning_effort": "low"}
+    assert as_chat({**base, "output_format": form})["response_format"] == wanted
+    assert "response_format" not in as_chat({**base, "output_config": {"format": None}})
+
+
+def test_formats_that_are_not_known_are_refused_by_their_path(client: Any) -> None:
+    for config, path in (
+        ({"format": {"type": "xml"}}, "output_config.format.type"),
+        ({"effort": "huge"}, "output_config.effort"),
+    ):
+        with pytest.raises(anthropic.BadRequestError, match=path):
+            client.messages.create(**ask(client, output_config=config))

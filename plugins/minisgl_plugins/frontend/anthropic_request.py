@@ -10,7 +10,7 @@ from minisgl.api import Fields, RequestError, as_array, as_object, as_string, in
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 PASSED = ("model", "stream", "temperature", "top_p", "top_k")
-IGNORED = ("cache_control", "service_tier", "container", "context_management", "betas", "inference_geo")
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
 def as_chat(body: dict[str, Any], needs_max: bool = True) -> dict[str, Any]:
@@ -33,8 +33,9 @@ def as_chat(body: dict[str, Any], needs_max: bool = True) -> dict[str, Any]:
     out["messages"] = _system(f) + messages
     if messages and messages[-1]["role"] == "assistant":  # the answer goes on from it
         out["continue_final_message"] = True
-    out |= _tools(f)
-    return out | _thinking(f)
+    template = _thinking(f)
+    out |= _tools(f) | _output(f, template)
+    return out | ({"chat_template_kwargs": template} if template else {})
 
 
 def _system(f: Fields) -> list[dict[str, Any]]:
@@ -147,11 +148,28 @@ def _tools(f: Fields) -> dict[str, Any]:
     return out
 
 
+def _output(f: Fields, template: dict[str, Any]) -> dict[str, Any]:
+    """The schema that the answer is to have, ``output_config.format`` or the beta's ``output_format``. The effort goes to the
+    template, which may know it; that alone does not switch thinking on."""
+    config = f.object("output_config") or Fields({}, "output_config")
+    effort = config.string("effort")
+    if effort is not None:
+        template["reasoning_effort"] = one_of(effort, config.at("effort"), EFFORTS)
+    form = config.object("format") or f.object("output_format")
+    if form is None:
+        return {}
+    one_of(as_string(form.require("type"), form.at("type")), form.at("type"), ("json_schema",))
+    schema = as_object(form.require("schema"), form.at("schema"))
+    return {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
+    }
+
+
 def _thinking(f: Fields) -> dict[str, Any]:
-    """``adaptive`` leaves it to the model's template."""
+    """For the template, which ``adaptive`` leaves it to."""
     thinking = f.object("thinking")
     if thinking is None:
         return {}
     path = thinking.at("type")
     kind = one_of(as_string(thinking.require("type"), path), path, ("enabled", "disabled", "adaptive"))
-    return {} if kind == "adaptive" else {"chat_template_kwargs": {"enable_thinking": kind == "enabled"}}
+    return {} if kind == "adaptive" else {"enable_thinking": kind == "enabled"}
