@@ -36,6 +36,7 @@ from minisgl.wire import messages as wire
 from minisgl_plugins.executor.script import Script
 from minisgl_plugins.executor.scripted import ScriptedExecutor
 
+FRONTENDS = ("openai", "anthropic")
 MAX_LEN = 256
 EOS, START = 1, 2
 SPECIAL = ("<|unused|>", "<|im_end|>", "<|im_start|>")
@@ -247,16 +248,18 @@ class Served:
         self._tell(told)
         self._abort(aborts)
 
+    def _frontend(self, name: str) -> Any:
+        return self.registry.create(
+            "frontend",
+            name,
+            self.settings.options("frontend", name),
+            lambda s: FrontendContext(s, self.client, self.settings, self.hooks),
+        )
+
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        frontend = self.registry.create(
-            "frontend",
-            "openai",
-            self.settings.options("frontend", "openai"),
-            lambda s: FrontendContext(s, self.client, self.settings, self.hooks),
-        )
-        self.host = HttpHost(self.settings, self.client, {"openai": frontend}, self.hooks)
+        self.host = HttpHost(self.settings, self.client, {n: self._frontend(n) for n in FRONTENDS}, self.hooks)
         sock = socket.socket()
         sock.bind(("127.0.0.1", 0))
         sock.listen()

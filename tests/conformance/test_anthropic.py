@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import httpx
 import pytest
 
-from minisgl.client.frontend import FrontendContext
-from minisgl.client.http import HttpHost
+from minisgl.testing.server import wait_until
 
 anthropic = pytest.importorskip("anthropic", reason="the 'anthropic' SDK is not installed")
 
@@ -20,30 +20,8 @@ USER = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture
 def client(served: Any) -> Any:
-    """Of a second host beside the usual one, in the same event loop, on the same engine."""
-    import socket
-
-    frontend = served.registry.create(
-        "frontend", "anthropic", {}, lambda s: FrontendContext(s, served.client, served.settings, served.hooks)
-    )
-    sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
-    sock.listen()
-
-    async def start() -> tuple[HttpHost, Any]:
-        host = HttpHost(served.settings, served.client, {"anthropic": frontend}, served.hooks)
-        return host, asyncio.ensure_future(host.serve(sock))
-
-    host, serving = served.run(start)
-    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=20) as made:
+    with anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0, timeout=20) as made:
         yield made
-
-    async def stop() -> None:
-        host.close()
-        await serving
-
-    served.run(stop)
 
 
 def ask(client: Any, **fields: Any) -> dict[str, Any]:
@@ -184,3 +162,62 @@ def test_formats_that_are_not_known_are_refused_by_their_path(client: Any) -> No
     ):
         with pytest.raises(anthropic.BadRequestError, match=path):
             client.messages.create(**ask(client, output_config=config))
+
+
+# ------------------------------------------------------------------------------------------------------ access errors
+
+
+def anthropic_error(r: httpx.Response, status: int, kind: str) -> None:
+    assert (r.status_code, r.json()["error"]["type"]) == (status, kind), r.text
+    assert (set(r.json()), r.json()["type"], set(r.json()["error"])) == (
+        {"type", "error"},
+        "error",
+        {"type", "message"},
+    )
+    assert r.headers["content-type"] == "application/json"
+    assert "x-request-id" in r.headers
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_20_errors_before_the_handler_have_the_shape_of_this_api(start: Any, path: str) -> None:
+    served = start(server={"api_key": "k", "max_request_body": 2000})
+    key, url = {"x-api-key": "k"}, served.url + path
+    anthropic_error(httpx.post(url, json={}), 401, "authentication_error")
+    anthropic_error(httpx.post(url, json={}, headers={"x-api-key": "no"}), 401, "authentication_error")
+    anthropic_error(httpx.get(url, headers=key), 405, "invalid_request_error")
+    anthropic_error(httpx.post(url, content=b"x" * 3000, headers=key), 413, "request_too_large")
+    anthropic_error(httpx.post(url, content=b"{", headers=key), 415, "invalid_request_error")
+    anthropic_error(httpx.get(served.url + "/v1/messages/batches", headers=key), 404, "not_found_error")
+
+
+def test_20_only_paths_of_this_api_have_its_errors(start: Any, api: Any) -> None:
+    served = start(server={"api_key": "k"})
+    for path in ("/v1/chat/completions", "/v1/messagesx", "/v1", "/"):
+        api.refused(httpx.post(served.url + path, json={}), 401, "invalid_api_key", None)
+
+
+def test_a_server_that_drains_says_so_in_the_shape_of_this_api(start: Any, vocabulary: Any) -> None:
+    served = start()
+    served.replies([*vocabulary.ids("abc"), EOS])
+    served.hold(passes=2)
+    ended: list[httpx.Response] = []
+    body = {"model": "org/name", "max_tokens": 5, "messages": USER}
+    running = threading.Thread(target=lambda: ended.append(httpx.post(f"{served.url}/v1/messages", json=body)))
+    running.start()
+    wait_until(lambda: bool(served.admitted))
+    drained = asyncio.run_coroutine_threadsafe(served.host.drain(20), served.loop)
+    served.run(lambda: asyncio.sleep(0))  # the drain has begun
+    r = httpx.post(f"{served.url}/v1/messages", json={})
+    anthropic_error(r, 503, "overloaded_error")
+    assert r.headers["retry-after"] == "1"
+    served.go_on()
+    running.join(20)
+    drained.result(20)
+    assert ended[0].json()["content"][0]["text"] == "abc"
+
+
+def test_the_sdk_names_a_missing_key(start: Any) -> None:
+    served = start(server={"api_key": "k"})
+    made = anthropic.Anthropic(base_url=served.url, api_key="no", max_retries=0)
+    with made, pytest.raises(anthropic.AuthenticationError, match="not the right one"):
+        made.messages.create(**ask(made))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from minisgl.base.component import Component
+from minisgl.client.exchange import ErrorShape
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -43,8 +44,14 @@ class Frontend(Component):
 
 
 class HttpFrontend(Frontend):
-    """A frontend that is a set of routes on the core's HTTP host, which owns socket, keys, limits, request ids and the error
-    envelope. Handlers raise RequestError; they never answer errors by themselves before the first byte."""
+    """A frontend that is a set of routes on the core's HTTP host, which owns socket, keys, limits and request ids. Handlers
+    raise RequestError; they never answer errors by themselves before the first byte.
+
+    ``errors``: how errors are written on its paths and below them, also those that no handler sees: a missing key, a body that
+    is too large, a wrong method, a server that drains. A handler may set others for one request.
+    """
+
+    errors: ClassVar[ErrorShape] = ErrorShape()
 
     async def serve(self) -> None:
         """The HTTP host serves it."""

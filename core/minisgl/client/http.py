@@ -1,4 +1,4 @@
-"""The HTTP host: owns socket, keys, limits, request ids and the error envelope, and mounts the routes of HTTP frontends.
+"""The HTTP host: owns socket, keys, limits, request ids and errors, and mounts the routes of HTTP frontends.
 
 Envelope (request id, errors, access log, counts) > Cors (preflights) > Gate (drain) > Auth > BodyLimit > routes
 """
@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Router
 from minisgl.base.errors import ConfigError, RequestError
 from minisgl.client.cors import Cors
 from minisgl.client.envelope import clip, unavailable
-from minisgl.client.exchange import STATE, Exchange, route
+from minisgl.client.exchange import STATE, ErrorShape, Exchange, route
 from minisgl.client.exposition import CONTENT_TYPE
 from minisgl.client.frontend import Frontend, HttpFrontend
 from minisgl.client.hub import MetricsHub
@@ -68,13 +68,14 @@ class HttpHost:
         self.frontends = frontends
         self._cut = asyncio.Event()
         self._server: uvicorn.Server | None = None
+        self._shapes: list[tuple[str, ErrorShape]] = []  # of paths whose errors are not written as elsewhere
         admin = ADMIN if config.server.admin_key.get_secret_value() else frozenset[str]()
         router = Router(self._routes(bool(admin)), redirect_slashes=False, default=_unknown_url)
         limited = BodyLimit(router, config.server.max_request_body)
         free = PROBES | METRICS if config.metrics.open else PROBES
         self._gate = Gate(Auth(limited, config.server, free, admin), PROBES | METRICS, self._why_closed)
         cors = Cors(self._gate, config.server.cors_origins)
-        envelope = Envelope(cors, config.server, self._cut, client.meter, cors.headers)
+        envelope = Envelope(cors, config.server, self._cut, client.meter, cors.headers, self._errors)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             scope["app"] = self  # so that Starlette raises its errors instead of answering in plain text
@@ -128,7 +129,10 @@ class HttpHost:
         owned: list[tuple[str, BaseRoute]] = [("the HTTP host", r) for r in self._own_routes(admin)]
         for name, frontend in self.frontends.items():
             if isinstance(frontend, HttpFrontend):
-                owned += [(f"frontend {name!r}", r) for r in self._frontend_routes(name, frontend)]
+                routes = self._frontend_routes(name, frontend)
+                owned += [(f"frontend {name!r}", r) for r in routes]
+                if frontend.errors is not HttpFrontend.errors:
+                    self._shapes += [(str(getattr(r, "path", r)).partition("/{")[0], frontend.errors) for r in routes]
         _check_claims(owned)
         for _, r in owned:
             _name_handler(r)
@@ -158,6 +162,13 @@ class HttpHost:
         if admin:
             routes += [route("POST", "/flush_cache", self._flush_cache), route("GET", "/stats", self._stats)]
         return routes
+
+    def _errors(self, path: str) -> ErrorShape:
+        """How errors are written at ``path``: as the frontend does it that has this path or one above it."""
+        for root, shape in self._shapes:
+            if path == root or path.startswith(f"{root}/"):
+                return shape
+        return HttpFrontend.errors
 
     def _why_closed(self) -> str:
         """A server is drained because it is told to stop, or because its engine has failed."""

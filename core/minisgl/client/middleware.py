@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from minisgl.base.errors import RequestError
 from minisgl.client.envelope import clip, internal_error, unavailable
-from minisgl.client.exchange import REQUEST_ID, STATE, ClientGone, HttpState, log
+from minisgl.client.exchange import REQUEST_ID, STATE, ClientGone, ErrorShape, HttpState, log
 from minisgl.client.keys import api_keys, matches
 from minisgl.observe.logs import FIELDS
 from minisgl.observe.meter import Meter
@@ -38,7 +38,7 @@ def new_request_id() -> str:
 
 
 class Envelope:
-    """Outermost: gives every request its id and its state, every error the one shape, and writes the access log."""
+    """Outermost: gives every request its id and its state, every error the shape of its path, and writes the access log."""
 
     def __init__(
         self,
@@ -47,13 +47,15 @@ class Envelope:
         cut: asyncio.Event,
         meter: Meter,
         more_headers: Callable[[Scope], list[tuple[bytes, bytes]]],
+        errors: Callable[[str], ErrorShape],
     ) -> None:
-        """``more_headers``: of every answer, by its request."""
+        """``more_headers``: of every answer, by its request. ``errors``: how they are written, by the path."""
         self.app = app
         self.config = config
         self.cut = cut
         self.meter = meter
         self.more_headers = more_headers
+        self.errors = errors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -64,6 +66,7 @@ class Envelope:
             cut=self.cut,
             header_delay_s=self.config.sse_header_delay_s,
             keep_alive_s=self.config.sse_keep_alive_s,
+            errors=self.errors(scope["path"]),
         )
         scope[STATE] = state
 
@@ -214,7 +217,7 @@ def _check_key(header: bytes | None, alone: bytes | None, keys: tuple[bytes, ...
     if alone is not None and not header:
         scheme, given = b"bearer", alone
     if scheme.lower() != b"bearer":
-        why = "No API key was given; send it as 'Authorization: Bearer KEY'."
+        why = "No API key was given; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
     elif not matches(given.strip(), keys):
         why = "The API key is not the right one for this route."
     else:

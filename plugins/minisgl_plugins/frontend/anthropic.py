@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from minisgl.api import Delta, ErrorShape, EventStream, Exchange, Fields, GenerateRequest, RequestError, route
+from minisgl.api import Delta, ErrorShape, Exchange, Fields, GenerateRequest, RequestError, route
 
 from .anthropic_request import as_chat
-from .generating import GeneratingFrontend, Outputs
+from .generating import EventAnswer, GeneratingFrontend, event
 from .openai_chunks import Tally
 from .openai_messages import read_messages
 from .openai_reply import parts_of
@@ -38,14 +37,12 @@ def error_body(error: RequestError) -> bytes:
     return orjson.dumps({"type": "error", "error": {"type": kind, "message": error.message[:1000]}})
 
 
-def event(kind: str, **members: Any) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (kind.encode(), orjson.dumps({"type": kind, **members}))
-
-
 ERRORS = ErrorShape(error_body, lambda error: b"event: error\ndata: " + error_body(error) + b"\n\n", b"")
 
 
 class AnthropicFrontend(GeneratingFrontend):
+    errors = ERRORS
+
     def routes(self) -> list[BaseRoute]:
         return [
             route("POST", "/v1/messages", self.messages),
@@ -53,20 +50,14 @@ class AnthropicFrontend(GeneratingFrontend):
         ]
 
     async def messages(self, x: Exchange) -> None:
-        x.state.errors = ERRORS
         body = await x.json()
         info = self._info()
         call = read_chat(as_chat(body), info, self.settings).counted_for(x.header(b"x-api-key"))
         tally = Tally(1, 1)
         outputs = self._outputs(call, info, tally)
-        answer = Message(call, tally)
-        if call.common.stream:
-            await self._stream(x, answer, outputs)
-        else:
-            await x.respond_json(await x.attached(self._collect(answer, outputs)))
+        await self._answer_events(x, Message(call, tally), outputs, call.common.stream)
 
     async def count_tokens(self, x: Exchange) -> None:
-        x.state.errors = ERRORS
         f = Fields(as_chat(await x.json(), needs_max=False))
         self._info()
         messages = read_messages(f)
@@ -74,26 +65,8 @@ class AnthropicFrontend(GeneratingFrontend):
         ids = await self.client.tokenize(GenerateRequest(messages=messages, template=template, param="messages"))
         await x.respond_json({"input_tokens": len(ids)})
 
-    async def _collect(self, answer: Message, outputs: Outputs) -> dict[str, Any]:
-        async with aclosing(outputs):
-            async for _, delta in outputs:
-                for _ in answer.events(delta):
-                    pass
-        return answer.whole()
 
-    async def _stream(self, x: Exchange, answer: Message, outputs: Outputs) -> None:
-        async def produce(events: EventStream) -> None:
-            async with aclosing(outputs):
-                async for _, delta in outputs:
-                    frames = b"".join(answer.events(delta))
-                    if frames or not events.started:
-                        await events.send(frames)
-            await events.finish(answer.end())
-
-        await x.stream(produce, answer.start)
-
-
-class Message:
+class Message(EventAnswer):
     """One answer as content blocks: all of them, and as the events that build them."""
 
     def __init__(self, call: Call, tally: Tally) -> None:
