@@ -47,6 +47,7 @@ from minisgl.client.envelope import unavailable
 from minisgl.client.exchange import REQUEST_ID, ClientGone, ErrorShape, EventStream, Exchange, route
 from minisgl.client.fields import (
     Fields,
+    Value,
     as_array,
     as_integer,
     as_number,
@@ -56,6 +57,7 @@ from minisgl.client.fields import (
     one_of,
 )
 from minisgl.client.frontend import Frontend, FrontendContext, HttpFrontend
+from minisgl.client.notes import Note, described
 from minisgl.client.router import ReplicaLoad, Router, RouterContext
 from minisgl.engine.executor import ExecContext, ExecHealth, Executor
 from minisgl.engine.loop import EngineOps, LoopContext, StepLoop, Ticket
@@ -134,6 +136,7 @@ __all__ = [
     "ModelError",
     "ModelFacts",
     "ModelSource",
+    "Note",
     "Observer",
     "ObserverContext",
     "Outline",
@@ -170,6 +173,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerContext",
     "Usage",
+    "Value",
     "WindowDecoder",
     "WindowFacts",
     "Words",
@@ -179,6 +183,7 @@ __all__ = [
     "as_object",
     "as_string",
     "bounds",
+    "described",
     "gpt2_alphabet",
     "invalid_type",
     "one_of",

@@ -136,8 +136,7 @@ class OpenAIFrontend(GeneratingFrontend):
         f = Fields(await x.json())
         info = self._info()
         read_model(f, info)
-        f.require("tokens")
-        ids = token_ids(f.array("tokens") or [], "tokens", info.vocab)
+        ids = token_ids(f.need("tokens"), info.vocab)
         await x.respond_json({"prompt": await self.client.detokenize(ids)})
 
 

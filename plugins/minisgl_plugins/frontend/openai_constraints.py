@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from minisgl.api import EngineInfo, Fields, RequestError, as_integer, as_string, bounds
+from minisgl.api import EngineInfo, Fields, RequestError, Value, as_integer, bounds
 
 RANGES = bounds.SAMPLING_RANGES
 
@@ -22,11 +22,16 @@ def token_id(value: Any, path: str, vocab: int) -> int:
     return token
 
 
-def token_ids(items: list[Any], path: str, vocab: int) -> tuple[int, ...]:
-    """A client's token ids. There may be millions: the usual case is one pass, for the event loop's sake."""
+def token_ids(value: Value | None, vocab: int, min_len: int = 0, max_len: int | None = None) -> tuple[int, ...]:
+    """A client's token ids. There may be millions: the usual case is one pass."""
+    if value is None:
+        return ()
+    if value.note is not None:
+        value.note.item().integer(0, vocab - 1)
+    items = value.array(min_len, max_len)
     if all(type(item) is int and 0 <= item < vocab for item in items):
         return tuple(items)
-    return tuple(token_id(item, f"{path}[{i}]", vocab) for i, item in enumerate(items))
+    return tuple(token_id(item, f"{value.path}[{i}]", vocab) for i, item in enumerate(items))
 
 
 def read_constraints(f: Fields, info: EngineInfo, stream: bool) -> dict[str, Any]:
@@ -38,9 +43,7 @@ def read_constraints(f: Fields, info: EngineInfo, stream: bool) -> dict[str, Any
         "repetition_penalty": _repetition(f),
         "min_tokens": f.integer("min_tokens", *RANGES["min_tokens"]) or 0,
         "logit_bias": _logit_bias(f, info.vocab),
-        "stop_token_ids": token_ids(
-            f.array("stop_token_ids", max_len=bounds.MAX_STOP_IDS) or [], "stop_token_ids", info.vocab
-        ),
+        "stop_token_ids": token_ids(f.value("stop_token_ids"), info.vocab, max_len=bounds.MAX_STOP_IDS),
         "allowed_token_ids": _allowed(f, info.vocab),
         "bad_words": _bad_words(f),
         "logits": {} if extra is None else dict(extra.body),
@@ -71,36 +74,31 @@ def _logit_bias(f: Fields, vocab: int) -> dict[int, float]:
             param="logit_bias",
         )
     read: dict[int, float] = {}
-    for key in bias.body:
+    for key, value in bias.members():
         if not re.fullmatch(r"[0-9]{1,10}", key) or int(key) >= vocab:
             raise RequestError(
                 f"'logit_bias' has the key {key[:40]!r}; keys are token ids, 0 to {vocab - 1}.",
                 code="invalid_value",
                 param="logit_bias",
             )
-        read[int(key)] = bias.number(key, *bounds.BIAS_RANGE) or 0.0
+        read[int(key)] = value.number(*bounds.BIAS_RANGE)
     return read
 
 
 def _allowed(f: Fields, vocab: int) -> tuple[int, ...]:
-    items = f.array("allowed_token_ids", max_len=vocab)
-    if items is None:
-        return ()
-    if not items:
-        raise RequestError(
-            "'allowed_token_ids' is empty: no token could come.", code="invalid_value", param="allowed_token_ids"
-        )
-    return token_ids(items, "allowed_token_ids", vocab)
+    value = f.value("allowed_token_ids")
+    if value is not None and value.raw == []:
+        raise value.refused("is empty: no token could come")
+    return token_ids(value, vocab, max_len=vocab)
 
 
 def _bad_words(f: Fields) -> tuple[str, ...]:
-    words = f.array("bad_words", max_len=bounds.MAX_BAD_WORDS) or []
-    read = tuple(as_string(word, f"bad_words[{i}]", 1, bounds.MAX_BAD_WORD) for i, word in enumerate(words))
-    for i, word in enumerate(read):
-        if not word.strip():
-            path = f"bad_words[{i}]"
-            raise RequestError(f"'{path}' is only spaces.", code="invalid_value", param=path)
-    return read
+    read = []
+    for word in f.items("bad_words", max_len=bounds.MAX_BAD_WORDS):
+        read.append(word.string(1, bounds.MAX_BAD_WORD))
+        if not read[-1].strip():
+            raise word.refused("is only spaces")
+    return tuple(read)
 
 
 def _prompt_logprobs(f: Fields, stream: bool) -> int | None:

@@ -7,7 +7,7 @@ accounts could do (``IGNORED``). Null and neutral values are the same as absent.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -19,8 +19,7 @@ from minisgl.api import (
     PluginSettings,
     RequestError,
     SamplingParams,
-    as_array,
-    as_string,
+    Value,
     bounds,
 )
 
@@ -183,19 +182,19 @@ def _stream_options(f: Fields, stream: bool) -> tuple[bool, bool]:
 
 
 def _stop(f: Fields, most: int) -> tuple[str, ...]:
-    value = f.raw("stop")
+    value = f.value("stop")
     if value is None:
         return ()
-    if isinstance(value, str):
-        return (_stop_string(value, "stop"),)
-    items = as_array(value, "stop", max_len=most)
-    return tuple(_stop_string(item, f"stop[{i}]") for i, item in enumerate(items))
+    if isinstance(value.raw, str):
+        return (_stop_string(value),)
+    return tuple(_stop_string(item) for item in value.items(max_len=most))
 
 
-def _stop_string(value: Any, path: str) -> str:
-    if not as_string(value, path):
-        raise RequestError(f"'{path}' is empty; a stop string has characters.", code="invalid_value", param=path)
-    return str(value)
+def _stop_string(value: Value) -> str:
+    text = value.string()
+    if not text:
+        raise value.refused("is empty; a stop string has characters")
+    return text
 
 
 def _cache_salt(f: Fields) -> str:

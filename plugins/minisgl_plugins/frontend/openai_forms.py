@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import orjson
 
-from minisgl.api import Fields, GrammarSpec, RequestError, as_array, as_object, as_string, invalid_type
+from minisgl.api import Fields, GrammarSpec, RequestError, Value
 
 MAX_CHOICES = 4096
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -32,9 +30,9 @@ def read_form(f: Fields) -> GrammarSpec | None:
     if structured is not None:
         forms["structured_outputs"] = _structured(structured)
     for name, kind in ALIASES.items():
-        value = f.raw(name)
+        value = f.value(name)
         if value is not None:
-            forms[name] = _form(kind, value, name)
+            forms[name] = _form(kind, value)
     if len(forms) > 1:
         first, second = list(forms)[:2]
         raise RequestError(f"'{first}' and '{second}' exclude one another.", code="invalid_value", param=second)
@@ -45,23 +43,19 @@ def _response_format(f: Fields) -> GrammarSpec | None:
     form = f.object("response_format")
     if form is None:
         return None
-    path = form.at("type")
-    kind = as_string(form.require("type"), path)
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return GrammarSpec("json_object", param="response_format")
-    if kind == "structural_tag":
+    kind = form.need("type")
+    if kind.raw == "structural_tag":
         raise f.unsupported("response_format", "of type 'structural_tag' is not supported by this server")
-    if kind != "json_schema":
-        raise RequestError(
-            f"'{path}' must be 'text', 'json_object' or 'json_schema'.", code="invalid_value", param=path
-        )
-    outer = Fields(as_object(form.require("json_schema"), form.at("json_schema")), form.at("json_schema"))
+    wanted = kind.one_of(("text", "json_object", "json_schema"))
+    if wanted == "text":
+        return None
+    if wanted == "json_object":
+        return GrammarSpec("json_object", param="response_format")
+    outer = form.need("json_schema").object()
     outer.string("name", 1, 64)
     outer.string("description")
     strict = outer.boolean("strict") or False
-    return _schema(outer.require("schema"), outer.at("schema"), strict)
+    return _schema(outer.need("schema"), strict)
 
 
 def _structured(f: Fields) -> GrammarSpec:
@@ -74,34 +68,33 @@ def _structured(f: Fields) -> GrammarSpec:
             param="structured_outputs",
         )
     (kind,) = given
-    return _form(kind, f.raw(kind), f.at(kind))
-
-
-def _form(kind: str, value: Any, path: str) -> GrammarSpec:
-    if kind == "json":
-        return _schema(value, path, False)
-    if kind == "json_object":
-        if value is not True:
-            raise invalid_type(path, value, "true or false")
-        return GrammarSpec("json_object", param=path)
-    if kind == "choice":
-        items = as_array(value, path, min_len=1, max_len=MAX_CHOICES)
-        choices = [as_string(item, f"{path}[{i}]", 1) for i, item in enumerate(items)]
-        return GrammarSpec("choice", orjson.dumps(choices).decode(), param=path)
     if kind == "structural_tag":
-        raise RequestError(
-            f"'{path}' is not supported by this server; leave it out.", code="unsupported_parameter", param=path
-        )
-    return GrammarSpec("regex" if kind == "regex" else "grammar", as_string(value, path, 1), param=path)
+        raise f.unsupported(kind)
+    return _form(kind, f.need(kind))
 
 
-def _schema(value: Any, path: str, strict: bool) -> GrammarSpec:
+def _form(kind: str, value: Value) -> GrammarSpec:
+    if kind == "json":
+        return _schema(value, False)
+    if kind == "json_object":
+        value.boolean()
+        return GrammarSpec("json_object", param=value.path)
+    if kind == "choice":
+        choices = [item.string(1) for item in value.items(1, MAX_CHOICES)]
+        return GrammarSpec("choice", orjson.dumps(choices).decode(), param=value.path)
+    return GrammarSpec("regex" if kind == "regex" else "grammar", value.string(1), param=value.path)
+
+
+def _schema(value: Value, strict: bool) -> GrammarSpec:
     """A schema as an object, or as the JSON text of one."""
-    if isinstance(value, str):
+    schema = value.raw
+    if isinstance(schema, str):
         try:
-            value = orjson.loads(value)
+            schema = orjson.loads(value.string())
         except orjson.JSONDecodeError as exc:
-            raise RequestError(f"'{path}' is not JSON: {exc}.", code="invalid_json_schema", param=path) from None
-    if value is not True and not isinstance(value, dict):
-        raise invalid_type(path, value, "an object")
-    return GrammarSpec("json_schema", orjson.dumps(value).decode(), strict, path)
+            raise value.refused(f"is not JSON: {exc}", "invalid_json_schema") from None
+    elif schema is not True:
+        schema = value.object().body
+    if schema is not True and not isinstance(schema, dict):
+        raise value.wrong_type("an object")
+    return GrammarSpec("json_schema", orjson.dumps(schema).decode(), strict, value.path)

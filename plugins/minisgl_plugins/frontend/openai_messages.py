@@ -6,10 +6,11 @@ from typing import Any
 
 import orjson
 
-from minisgl.api import Fields, RequestError, as_array, as_object, as_string, invalid_type, one_of
+from minisgl.api import Fields, Value
 
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
-NOT_TEXT = ("image_url", "input_audio", "file", "video_url", "audio_url", "input_image")
+NOT_TEXT = ("image_url", "input_audio", "file", "video_url", "audio_url", "input_image", "input_file")
+TEXTS = ("text", "refusal", "input_text", "output_text")  # the last two are names of the responses API
 
 
 def read_messages(f: Fields) -> tuple[dict[str, Any], ...]:
@@ -17,20 +18,18 @@ def read_messages(f: Fields) -> tuple[dict[str, Any], ...]:
 
     Raises: RequestError whose param is the path inside ``messages``.
     """
-    items = as_array(f.require("messages"), "messages", min_len=1)
-    return tuple(_message(item, f"messages[{i}]") for i, item in enumerate(items))
+    return tuple(_message(item.object()) for item in f.need("messages").items(min_len=1))
 
 
-def _message(value: Any, path: str) -> dict[str, Any]:
-    m = Fields(as_object(value, path), path)
-    role = one_of(as_string(m.require("role"), m.at("role")), m.at("role"), ROLES)
+def _message(m: Fields) -> dict[str, Any]:
+    role = m.need("role").one_of(ROLES)
     # Templates know neither the newer name of system nor the older one of tool.
     role = {"developer": "system", "function": "tool"}.get(role, role)
     out: dict[str, Any] = {"role": role, "content": ""}
     calls = _tool_calls(m) if role == "assistant" else None
-    content = m.raw("content")
+    content = m.value("content")
     if content is not None:
-        out["content"] = _content(content, m.at("content"))
+        out["content"] = read_content(content)
     elif not calls and not (role == "assistant" and m.raw("refusal")):
         m.require("content")
     elif not calls:
@@ -53,46 +52,34 @@ def _add_strings(m: Fields, out: dict[str, Any], *names: str) -> None:
             out[name] = value
 
 
-def _content(value: Any, path: str) -> str:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise invalid_type(path, value, "a string or an array of parts")
-    parts = as_array(value, path, min_len=1)
-    return "\n".join(_part(part, f"{path}[{j}]") for j, part in enumerate(parts))
+def read_content(content: Value) -> str:
+    """A string, or an array of parts."""
+    if isinstance(content.raw, str):
+        return content.string()
+    if not isinstance(content.raw, list):
+        raise content.wrong_type("a string or an array of parts")
+    return "\n".join(_part(part) for part in content.items(min_len=1))
 
 
-def _part(value: Any, path: str) -> str:
-    if isinstance(value, str):
-        return value
-    part = Fields(as_object(value, path), path)
-    kind = as_string(part.require("type"), part.at("type"))
-    if kind in NOT_TEXT:
-        raise RequestError(
-            f"'{part.at('type')}' is '{kind}', but this model takes text only.",
-            code="unsupported_value",
-            param=part.at("type"),
-        )
-    field = one_of(kind, part.at("type"), ("text", "refusal"))
-    return as_string(part.require(field), part.at(field))
+def _part(part: Value) -> str:
+    if isinstance(part.raw, str):
+        return part.string()
+    fields = part.object()
+    kind = fields.need("type")
+    if kind.raw in NOT_TEXT:
+        raise kind.refused(f"is '{kind.raw}', but this model takes text only", "unsupported_value")
+    return fields.need("refusal" if kind.one_of(TEXTS) == "refusal" else "text").string()
 
 
 def _tool_calls(m: Fields) -> list[dict[str, Any]] | None:
-    calls = m.array("tool_calls")
-    if calls is None:
-        return None
-    return [_tool_call(call, f"{m.at('tool_calls')}[{k}]") for k, call in enumerate(calls)]
+    calls = [_tool_call(call.object()) for call in m.items("tool_calls")]
+    return calls or None
 
 
-def _tool_call(value: Any, path: str) -> dict[str, Any]:
-    call = Fields(as_object(value, path), path)
-    kind = call.string("type")
-    if kind is not None:
-        one_of(kind, call.at("type"), ("function",))
-    call.require("function")
-    function = call.object("function")
-    assert function is not None
-    name = as_string(function.require("name"), function.at("name"))
+def _tool_call(call: Fields) -> dict[str, Any]:
+    call.one_of("type", ("function",))
+    function = call.need("function").object()
+    name = function.need("name").string()
     out: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": _arguments(function)}}
     _add_strings(call, out, "id")
     return out
@@ -100,12 +87,12 @@ def _tool_call(value: Any, path: str) -> dict[str, Any]:
 
 def _arguments(function: Fields) -> Any:
     """Templates print arguments as JSON themselves, so text that is a JSON object becomes that object."""
-    value = function.raw("arguments")
+    value = function.value("arguments")
     if value is None:
         return {}
-    if isinstance(value, dict):
-        return value
-    text = as_string(value, function.at("arguments"))
+    if isinstance(value.raw, dict):
+        return value.object().body
+    text = value.string()
     try:
         parsed = orjson.loads(text)
     except orjson.JSONDecodeError:

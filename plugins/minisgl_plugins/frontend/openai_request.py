@@ -10,12 +10,9 @@ from minisgl.api import (
     EngineInfo,
     Fields,
     GenerateRequest,
+    Note,
     RequestError,
-    as_array,
-    as_string,
     bounds,
-    invalid_type,
-    one_of,
 )
 
 from .openai_constraints import chat_logprobs, token_ids
@@ -78,9 +75,9 @@ def _hash(value: bytes) -> str:
     return "sha256:" + sha256(value).hexdigest()[:32]
 
 
-def read_chat(body: dict[str, Any], info: EngineInfo, settings: OpenAISettings) -> Call:
+def read_chat(body: dict[str, Any], info: EngineInfo, settings: OpenAISettings, note: Note | None = None) -> Call:
     """Raises: RequestError."""
-    f = Fields(body)
+    f = Fields(body, note=note)
     model = read_model(f, info)
     messages = read_messages(f)
     common = read_common(f, info, settings, min_max_tokens=1)
@@ -127,9 +124,9 @@ def read_chat(body: dict[str, Any], info: EngineInfo, settings: OpenAISettings) 
     )
 
 
-def read_completion(body: dict[str, Any], info: EngineInfo, settings: OpenAISettings) -> Call:
+def read_completion(body: dict[str, Any], info: EngineInfo, settings: OpenAISettings, note: Note | None = None) -> Call:
     """Raises: RequestError."""
-    f = Fields(body)
+    f = Fields(body, note=note)
     model = read_model(f, info)
     prompts = read_prompts(f, info.vocab, settings.max_prompts)
     echo = f.boolean("echo") or False
@@ -183,18 +180,16 @@ def read_completion(body: dict[str, Any], info: EngineInfo, settings: OpenAISett
 
 def read_prompts(f: Fields, vocab: int, most: int) -> list[str | tuple[int, ...]]:
     """A string, strings, token ids, or arrays of token ids; told apart by the first item."""
-    value = f.require("prompt")
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list):
-        raise invalid_type("prompt", value, "a string, an array of strings, or an array of token ids")
-    items = as_array(value, "prompt", min_len=1)
-    if not isinstance(items[0], (str, list)):
-        return [token_ids(items, "prompt", vocab)]
-    as_array(items, "prompt", max_len=most)
-    if isinstance(items[0], str):
-        return [as_string(item, f"prompt[{i}]") for i, item in enumerate(items)]
-    return [token_ids(as_array(item, f"prompt[{i}]", min_len=1), f"prompt[{i}]", vocab) for i, item in enumerate(items)]
+    value = f.need("prompt")
+    if isinstance(value.raw, str):
+        return [value.string()]
+    if not isinstance(value.raw, list):
+        raise value.wrong_type("a string, an array of strings, or an array of token ids")
+    first = value.raw[0] if value.raw else None
+    if not isinstance(first, (str, list)):
+        return [token_ids(value, vocab, min_len=1)]
+    items = value.items(max_len=most)
+    return [item.string() if isinstance(first, str) else token_ids(item, vocab, min_len=1) for item in items]
 
 
 def read_template(
@@ -233,9 +228,9 @@ def read_template(
 
 
 def _effort(f: Fields, template: dict[str, Any]) -> None:
-    effort = f.string("reasoning_effort")
+    effort = f.one_of("reasoning_effort", EFFORTS)
     if effort is not None:
-        template.setdefault("reasoning_effort", one_of(effort, "reasoning_effort", EFFORTS))
+        template.setdefault("reasoning_effort", effort)
         template.setdefault("enable_thinking", effort != "none")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from minisgl.api import Fields, ParseSpec, RequestError, as_array, as_object, as_string, invalid_type, one_of
+from minisgl.api import Fields, ParseSpec, RequestError, Value
 
 MAX_NAME = 128
 Mode = Literal["none", "auto", "required", "named"]
@@ -45,11 +45,10 @@ def read_tools(f: Fields, empty: bool = False) -> ToolUse:
     parallel = f.boolean("parallel_tool_calls") is not False
     f.refuse("functions", [])
     f.refuse("function_call", "none", "auto")
-    items = f.array("tools", min_len=0 if empty else 1)
-    if not items:
+    read = [_tool(item.object()) for item in f.items("tools", min_len=0 if empty else 1)]
+    if not read:
         _choice_without_tools(f)
         return ToolUse()
-    read = [_tool(item, f"tools[{i}]") for i, item in enumerate(items)]
     tools, strict = tuple(tool for tool, _ in read), tuple(s for _, s in read)
     names = [tool["function"]["name"] for tool in tools]
     for i, name in enumerate(names):
@@ -62,90 +61,69 @@ def read_tools(f: Fields, empty: bool = False) -> ToolUse:
     return ToolUse(allowed if only else tools, allowed, tuple(strict[i] for i in chosen), mode, parallel)
 
 
-def _tool(value: Any, path: str) -> tuple[dict[str, Any], bool]:
+def _tool(tool: Fields) -> tuple[dict[str, Any], bool]:
     """The tool without nulls and ``strict``, which are not for the model; and ``strict``."""
-    tool = Fields(as_object(value, path), path)
-    kind = as_string(tool.require("type"), tool.at("type"))
-    if kind == "custom":
-        raise RequestError(
-            f"'{tool.at('type')}' is 'custom'; this server calls tools of type 'function' only.",
-            code="unsupported_value",
-            param=tool.at("type"),
-        )
-    one_of(kind, tool.at("type"), ("function",))
-    function = Fields(as_object(tool.require("function"), tool.at("function")), tool.at("function"))
-    _name(function)
+    kind = tool.need("type")
+    if kind.raw == "custom":
+        raise kind.refused("is 'custom'; this server calls tools of type 'function' only", "unsupported_value")
+    kind.one_of(("function",))
+    function = tool.need("function").object()
+    _name(function.need("name"))
     function.string("description")
-    parameters = function.raw("parameters")
+    parameters = function.value("parameters")
     if parameters is not None:
-        _parameters(parameters, function.at("parameters"))
+        _parameters(parameters)
     strict = function.boolean("strict") or False
     shown = {k: v for k, v in function.body.items() if v is not None and k != "strict"}
     return {**{k: v for k, v in tool.body.items() if v is not None}, "function": shown}, strict
 
 
-def _name(function: Fields) -> str:
-    path = function.at("name")
-    name = as_string(function.require("name"), path, 1, MAX_NAME)
-    if not name.isprintable():
-        raise RequestError(f"'{path}' has control characters.", code="invalid_value", param=path)
-    return name
+def _name(name: Value) -> None:
+    if not name.string(1, MAX_NAME).isprintable():
+        raise name.refused("has control characters")
 
 
-def _parameters(value: Any, path: str) -> None:
+def _parameters(schema: Value) -> None:
     """The schema of an object, as far as that is plain to see."""
-    kind = value.get("type", "object") if isinstance(value, dict) else None
-    properties = value.get("properties", {}) if isinstance(value, dict) else None
+    kind = schema.raw.get("type", "object") if isinstance(schema.raw, dict) else None
+    properties = schema.raw.get("properties", {}) if isinstance(schema.raw, dict) else None
     if kind != "object" or not isinstance(properties, dict):
-        raise RequestError(
-            f"'{path}' must be the JSON schema of an object: {{'type': 'object', 'properties': {{...}}}}.",
-            code="invalid_function_parameters",
-            param=path,
+        raise schema.refused(
+            "must be the JSON schema of an object: {'type': 'object', 'properties': {...}}",
+            "invalid_function_parameters",
         )
+    schema.object()
 
 
 def _choice_without_tools(f: Fields) -> None:
-    choice = f.raw("tool_choice")
-    if choice in (None, "none", "auto"):
+    choice = f.value("tool_choice")
+    if choice is None or choice.raw in ("none", "auto"):
         return
-    if not isinstance(choice, (str, dict)):
-        raise invalid_type("tool_choice", choice, "a string or an object")
-    raise _bad_choice("must be 'none' or 'auto' when there are no 'tools'")
+    if not isinstance(choice.raw, (str, dict)):
+        raise choice.wrong_type("a string or an object")
+    raise choice.refused("must be 'none' or 'auto' when there are no 'tools'")
 
 
 def _choice(f: Fields, names: list[str]) -> tuple[Mode, list[str], bool]:
     """(mode, names that may be called, whether the others are hidden)"""
-    choice = f.raw("tool_choice")
+    choice = f.value("tool_choice")
     if choice is None:
         return "auto", names, False
-    if isinstance(choice, str):
-        if choice in ("none", "auto", "required"):
-            return choice, names, False  # type: ignore[return-value]  # one of its literals
-        raise _bad_choice("must be 'none', 'auto', 'required' or an object")
-    if not isinstance(choice, dict):
-        raise invalid_type("tool_choice", choice, "a string or an object")
-    c = Fields(choice, "tool_choice")
-    kind = one_of(as_string(c.require("type"), c.at("type")), c.at("type"), ("function", "allowed_tools"))
-    if kind == "function":
-        return "named", [_known(c, names)], False
-    allowed = Fields(as_object(c.require("allowed_tools"), c.at("allowed_tools")), c.at("allowed_tools"))
-    mode = one_of(as_string(allowed.require("mode"), allowed.at("mode")), allowed.at("mode"), ("auto", "required"))
-    items = as_array(allowed.require("tools"), allowed.at("tools"), min_len=1)
-    wanted = [
-        _known(Fields(as_object(item, path), path), names)
-        for i, item in enumerate(items)
-        for path in (f"{allowed.at('tools')}[{i}]",)
-    ]
+    if isinstance(choice.raw, str):
+        return choice.one_of(("none", "auto", "required")), names, False  # type: ignore[return-value]  # one of its literals
+    if not isinstance(choice.raw, dict):
+        raise choice.wrong_type("a string or an object")
+    c = choice.object()
+    if c.need("type").one_of(("function", "allowed_tools")) == "function":
+        return "named", [_known(c, choice, names)], False
+    allowed = c.need("allowed_tools").object()
+    mode = allowed.need("mode").one_of(("auto", "required"))
+    wanted = [_known(item.object(), choice, names) for item in allowed.need("tools").items(min_len=1)]
     return mode, wanted, True  # type: ignore[return-value]  # one of its literals
 
 
-def _known(c: Fields, names: list[str]) -> str:
-    function = Fields(as_object(c.require("function"), c.at("function")), c.at("function"))
-    name = as_string(function.require("name"), function.at("name"))
+def _known(tool: Fields, choice: Value, names: list[str]) -> str:
+    name = tool.need("function").object().need("name").string()
     if name not in names:
-        raise _bad_choice(f"names {name[:100]!r}, which is not in 'tools'")
+        raise choice.refused(f"names {name[:100]!r}, which is not in 'tools'")
     return name
-
-
-def _bad_choice(why: str) -> RequestError:
-    return RequestError(f"'tool_choice' {why}.", code="invalid_value", param="tool_choice")
