@@ -10,9 +10,12 @@ import asyncio
 import itertools
 import json
 import math
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -53,6 +56,21 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# A template with tools and reasoning, and what tells the parsers of each family apart.
+TOOL_TEMPLATE = (
+    "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}[{{ m.reasoning_content }}]{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}({{ c.function.name }}:{{ c.function.arguments | tojson }}){% endfor %}"
+    "<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{{ '<think>\n' if enable_thinking }}{% endif %}"
+)
+FAMILIES = {
+    "hermes": TOOL_TEMPLATE + '{# <tool_call>{"name": ..., "arguments": ...} <think> #}',
+    "qwen3-xml": TOOL_TEMPLATE + "{# <tool_call><function=f><parameter=a> #}",
+    "llama3-json": TOOL_TEMPLATE + '{# <|eot_id|> "parameters" #}',
+    "pythonic": TOOL_TEMPLATE + "{# [func_name1(params_name1=params_value1)] #}",
+}
 
 
 class Vocabulary:
@@ -294,6 +312,31 @@ def start(model: LocalModel) -> Iterator[Callable[..., Served]]:
     yield make
     for served in running:
         served.close()
+
+
+@pytest.fixture(scope="module")
+def long_model(model: LocalModel, tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
+    """With room for tools in the prompt."""
+    path = tmp_path_factory.mktemp("long") / "model"
+    shutil.copytree(model.path, path)
+    config = {**model.config, "max_position_embeddings": 2048}
+    (path / "config.json").write_text(json.dumps(config))
+    return replace(model, path=path, tokenizer_dir=path, config=config)
+
+
+@pytest.fixture(scope="module")
+def family(start: Any, long_model: LocalModel, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A server whose model has the chat template of a family; made once each."""
+    made: dict[str, Any] = {}
+
+    def get(name: str) -> Any:
+        if name not in made:
+            file: Path = tmp_path_factory.mktemp("template") / "template.jinja"
+            file.write_text(FAMILIES[name])
+            made[name] = start(other=long_model, model={"chat_template": str(file)})
+        return made[name]
+
+    return get
 
 
 @pytest.fixture(scope="session")

@@ -4,33 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from minisgl.base.types import LocalModel
-
 EOS = 1
 USER = [{"role": "user", "content": "hi"}]
-TEMPLATE = (
-    "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}({{ c.function.name }}:{{ c.function.arguments | tojson }}){% endfor %}"
-    "<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{{ '<think>\n' if enable_thinking }}{% endif %}"
-)
-# What tells the parsers of each family apart in a template.
-FAMILIES = {
-    "hermes": TEMPLATE + '{# <tool_call>{"name": ..., "arguments": ...} <think> #}',
-    "qwen3-xml": TEMPLATE + "{# <tool_call><function=f><parameter=a> #}",
-    "llama3-json": TEMPLATE + '{# <|eot_id|> "parameters" #}',
-    "pythonic": TEMPLATE + "{# [func_name1(params_name1=params_value1)] #}",
-}
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "s": {"type": "string"}}}
 TOOLS = [
     {"type": "function", "function": {"name": "f", "description": "Does f.", "parameters": PARAMETERS}},
@@ -38,31 +19,6 @@ TOOLS = [
 ]
 CALL_F = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 CALL_G = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def long_model(model: LocalModel, tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
-    """With room for tools in the prompt."""
-    path = tmp_path_factory.mktemp("long") / "model"
-    shutil.copytree(model.path, path)
-    config = {**model.config, "max_position_embeddings": 2048}
-    (path / "config.json").write_text(json.dumps(config))
-    return replace(model, path=path, tokenizer_dir=path, config=config)
-
-
-@pytest.fixture(scope="module")
-def family(start: Any, long_model: LocalModel, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A server whose model has the chat template of a family; made once each."""
-    made: dict[str, Any] = {}
-
-    def get(name: str) -> Any:
-        if name not in made:
-            file: Path = tmp_path_factory.mktemp("template") / "template.jinja"
-            file.write_text(FAMILIES[name])
-            made[name] = start(other=long_model, model={"chat_template": str(file)})
-        return made[name]
-
-    return get
 
 
 @pytest.fixture
