@@ -221,3 +221,8 @@ def test_the_sdk_names_a_missing_key(start: Any) -> None:
     made = anthropic.Anthropic(base_url=served.url, api_key="no", max_retries=0)
     with made, pytest.raises(anthropic.AuthenticationError, match="not the right one"):
         made.messages.create(**ask(made))
+
+
+def test_a_prompt_that_is_too_long_is_said_in_the_words_that_agents_look_for(client: Any) -> None:
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: .* context length is 256 tokens"):
+        client.messages.create(**ask(client, messages=[{"role": "user", "content": "x" * 300}]))

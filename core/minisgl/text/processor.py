@@ -325,13 +325,13 @@ class TextProcessor:
         return min(asked, room)
 
     def _too_long(self, request: GenerateRequest, prompt_tokens: int, at_least: bool = False) -> RequestError:
-        """The wording that clients look for; openai_api.md 4.2."""
+        """The wording that clients look for: LiteLLM for the first sentence, LangChain for the code within the message."""
         new = 1 if request.clamp_max_tokens else request.sampling.max_tokens or 1
         about = "at least " if at_least else ""
         return RequestError(
             f"This model's maximum context length is {self._info.max_len} tokens. However, you requested {about}"
             f"{prompt_tokens + new} tokens ({about}{prompt_tokens} in the {request.param}, {new} in the completion). "
-            f"Please reduce the length of the {request.param} or of the completion.",
+            f"Please reduce the length of the {request.param} or of the completion. (context_length_exceeded)",
             code="context_length_exceeded",
             param=request.param,
         )

@@ -34,7 +34,10 @@ KINDS = {"content": ("text", "text", "text_delta"), "reasoning": ("thinking", "t
 
 def error_body(error: RequestError) -> bytes:
     kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return orjson.dumps({"type": "error", "error": {"type": kind, "message": error.message[:1000]}})
+    message = error.message[:1000]
+    if error.code == "context_length_exceeded":  # agents that shorten their history look for these words
+        message = f"prompt is too long: {message}"
+    return orjson.dumps({"type": "error", "error": {"type": kind, "message": message}})
 
 
 ERRORS = ErrorShape(error_body, lambda error: b"event: error\ndata: " + error_body(error) + b"\n\n", b"")
