@@ -44,9 +44,9 @@ class TorchOps(Ops):
         return self.rms_norm(residual, weight, eps), residual
 
     def rope(self, q: Tensor, k: Tensor, pos: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines are looked up once per step: every layer passes the same ``pos``, and every step, and every graph
-        that is captured, another."""
-        if pos is not self._pos:
+        """Cosines and sines are looked up once per step: every layer passes the same ``pos``. On a GPU each time, since a
+        graph fills the same tensor anew at each replay."""
+        if pos is not self._pos or pos.is_cuda:
             cos, sin = cos_sin.index_select(0, pos).to(q.dtype).chunk(2, dim=1)  # [n, head_dim / 2]
             self._turn = (torch.cat((cos, cos), 1).unsqueeze(1), torch.cat((-sin, sin), 1).unsqueeze(1))
             self._pos = pos
