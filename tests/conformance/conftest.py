@@ -39,7 +39,7 @@ from minisgl.wire import messages as wire
 from minisgl_plugins.executor.script import Script
 from minisgl_plugins.executor.scripted import ScriptedExecutor
 
-FRONTENDS = ("openai", "anthropic")
+FRONTENDS = ("openai", "responses", "anthropic")
 MAX_LEN = 256
 EOS, START = 1, 2
 SPECIAL = ("<|unused|>", "<|im_end|>", "<|im_start|>")

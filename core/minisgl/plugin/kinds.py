@@ -59,7 +59,12 @@ KINDS: dict[str, Kind] = {
         Kind("loop", "minisgl.engine.loop:StepLoop", "step loops", default="overlap"),
         Kind("executor", "minisgl.engine.executor:Executor", "executors", default="local"),
         Kind(
-            "frontend", "minisgl.client.frontend:Frontend", "frontends", many=True, roles=("api",), default=("openai",)
+            "frontend",
+            "minisgl.client.frontend:Frontend",
+            "frontends",
+            many=True,
+            roles=("api",),
+            default=("openai", "responses"),
         ),
         Kind("observer", "minisgl.observe:Observer", "observers", many=True, default=("log",)),
         Kind("command", "minisgl.plugin.command:Command", "command-line verbs", roles=("cli",), by_config=False),

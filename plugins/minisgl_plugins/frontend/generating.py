@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 
@@ -20,6 +20,7 @@ from minisgl.api import (
     FrontendContext,
     GenerateRequest,
     HttpFrontend,
+    PluginSettings,
     RequestError,
     SamplingParams,
     TokenLogprob,
@@ -62,7 +63,7 @@ class EventAnswer(ABC):
 
 
 class GeneratingFrontend(HttpFrontend):
-    Settings = OpenAISettings
+    Settings: ClassVar[type[PluginSettings]] = OpenAISettings
 
     def __init__(self, ctx: FrontendContext) -> None:
         super().__init__(ctx)
