@@ -50,8 +50,8 @@ class Conversation:
         else:
             assert kind is not None, name
             raise kind.refused(
-                f"is {name[:100]!r}; this server takes items of type 'message', 'reasoning', 'function_call' and "
-                "'function_call_output'",
+                f"is {name[:100]!r}; this server, which keeps no items, takes those of type 'message', 'reasoning', "
+                "'function_call' and 'function_call_output'",
                 "unsupported_value",
             )
 

@@ -37,14 +37,18 @@ class Item(ABC):
             "status": "in_progress",
             **members,
         }
-        self.text = ""
+        self._pieces: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
 
     def opened(self) -> list[Event]:
         return [("response.output_item.added", {"item": self.body})]
 
     def grown(self, text: str, logprobs: list[dict[str, Any]]) -> Event:
         """``logprobs``: of the tokens that ``text`` came from, if they are asked for."""
-        self.text += text
+        self._pieces.append(text)
         return self._delta(text, logprobs)
 
     def closed(self, status: str) -> list[Event]:
@@ -80,7 +84,7 @@ class MessageItem(Item):
         part = self._part()
         self.body["content"] = [part]
         return [
-            ("response.output_text.done", {"content_index": 0, "text": self.text, "logprobs": self._logprobs}),
+            ("response.output_text.done", {"content_index": 0, "text": part["text"], "logprobs": self._logprobs}),
             ("response.content_part.done", {"content_index": 0, "part": part}),
         ]
 
@@ -96,10 +100,11 @@ class ReasoningItem(Item):
         return "response.reasoning_text.delta", {"content_index": 0, "delta": text}
 
     def _done(self) -> list[Event]:
-        self.body["content"] = [{"type": "reasoning_text", "text": self.text}]
+        text = self.text
+        self.body["content"] = [{"type": "reasoning_text", "text": text}]
         if self._carry:
-            self.body["encrypted_content"] = carried(self.text)
-        return [("response.reasoning_text.done", {"content_index": 0, "text": self.text})]
+            self.body["encrypted_content"] = carried(text)
+        return [("response.reasoning_text.done", {"content_index": 0, "text": text})]
 
 
 class CallItem(Item):
@@ -110,5 +115,6 @@ class CallItem(Item):
         return "response.function_call_arguments.delta", {"delta": text}
 
     def _done(self) -> list[Event]:
-        self.body["arguments"] = self.text
-        return [("response.function_call_arguments.done", {"name": self.body["name"], "arguments": self.text})]
+        name, arguments = self.body["name"], self.text
+        self.body["arguments"] = arguments
+        return [("response.function_call_arguments.done", {"name": name, "arguments": arguments})]
