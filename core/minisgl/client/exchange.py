@@ -19,6 +19,8 @@ import orjson
 
 from minisgl.base.errors import RequestError
 from minisgl.client.envelope import error_body, internal_error, unavailable
+from minisgl.client.notes import Schema
+from minisgl.client.openapi import ERROR, About
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -45,11 +47,13 @@ class ClientGone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """How an API writes errors: ``body`` of an answer, ``frame`` of a stream, which it ends with ``done``."""
+    """How an API writes errors: ``body`` of an answer, ``frame`` of a stream, which it ends with ``done``. ``schema``: of the
+    bodies."""
 
     body: Callable[[RequestError], bytes] = error_body
     frame: Callable[[RequestError], bytes] = lambda error: b"data: " + error_body(error) + b"\n\n"
     done: bytes = DONE
+    schema: Schema = field(default_factory=lambda: ERROR)
 
 
 @dataclass(slots=True)
@@ -247,18 +251,20 @@ class EventStream:
 class _Endpoint:
     """A handler as an ASGI application (Starlette takes an object that is no function for one)."""
 
-    def __init__(self, handler: Callable[[Exchange], Awaitable[None]]) -> None:
+    def __init__(self, handler: Callable[[Exchange], Awaitable[None]], about: About | None) -> None:
         self.handler = handler
+        self.about = about
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.handler(Exchange(scope, receive, send))
 
 
-def route(method: str, path: str, handler: Callable[[Exchange], Awaitable[None]]) -> Route:
-    """A Starlette route for ``handler``. ``path`` may have parameters: ``/v1/models/{id:path}``."""
+def route(method: str, path: str, handler: Callable[[Exchange], Awaitable[None]], about: About | None = None) -> Route:
+    """A Starlette route for ``handler``. ``path`` may have parameters: ``/v1/models/{id:path}``. ``about``: what the published
+    description says of it."""
     from starlette.routing import Route
 
-    return Route(path, _Endpoint(handler), methods=[method], name=getattr(handler, "__name__", path))
+    return Route(path, _Endpoint(handler, about), methods=[method], name=getattr(handler, "__name__", path))
 
 
 def _check_media_type(content_type: bytes | None, encoding: bytes | None) -> None:

@@ -14,6 +14,8 @@ from minisgl.base.bounds import INT64_MAX, INT64_MIN
 from minisgl.base.errors import RequestError
 from minisgl.client.notes import Note
 
+UNSUPPORTED = "is not supported by this server; leave it out"
+
 
 def show(value: Any) -> str:
     """``value`` for an error message: its JSON type, and the value itself if it is short."""
@@ -59,12 +61,13 @@ def as_integer(value: Any, path: str, low: float = INT64_MIN, high: float = INT6
     return int(value)
 
 
-def as_number(value: Any, path: str, low: float = -math.inf, high: float = math.inf) -> float:
+def as_number(value: Any, path: str, low: float = -math.inf, high: float = math.inf, above: float = -math.inf) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         raise invalid_type(path, value, "a number")
-    if value < low:
+    if value < low or value <= above:
+        least = f"at least {low:g}" if value < low else f"above {above:g}"
         raise RequestError(
-            f"'{path}' must be at least {low:g}; it is {show(value)}.", code="decimal_below_min_value", param=path
+            f"'{path}' must be {least}; it is {show(value)}.", code="decimal_below_min_value", param=path
         )
     if value > high:
         raise RequestError(
@@ -181,15 +184,16 @@ class Fields:
     """One JSON object whose fields are read by name. ``path``: where it stands in the body, "" for the body itself.
     It remembers which names were asked for, so that ``unknown`` can say what was not. ``note``: as of a Value."""
 
-    __slots__ = ("body", "note", "path", "seen")
+    __slots__ = ("body", "note", "path", "required", "seen")
 
     def __init__(self, body: Mapping[str, Any], path: str = "", note: Note | None = None) -> None:
         self.body = body
         self.path = path
         self.note = note
         self.seen: set[str] = set()
+        self.required: set[str] = set()
         if note is not None:
-            note.look()
+            note.look(self.required)
 
     def at(self, name: str) -> str:
         """Path of the field ``name``."""
@@ -217,8 +221,7 @@ class Fields:
     def require(self, name: str) -> Any:
         """The value as parsed. Raises: missing_required_parameter if it is absent or null."""
         value = self.raw(name)
-        if self.note is not None:
-            self.note.member(name, required=True)
+        self.required.add(name)
         if value is None:
             path = self.at(name)
             raise RequestError(f"'{path}' is required.", code="missing_required_parameter", param=path)
@@ -236,11 +239,13 @@ class Fields:
             self.note.member(name).integer(low, high)
         return None if value is None else as_integer(value, self.at(name), low, high)
 
-    def number(self, name: str, low: float = -math.inf, high: float = math.inf) -> float | None:
+    def number(
+        self, name: str, low: float = -math.inf, high: float = math.inf, above: float = -math.inf
+    ) -> float | None:
         value = self.raw(name)
         if self.note is not None:
-            self.note.member(name).number(low, high)
-        return None if value is None else as_number(value, self.at(name), low, high)
+            self.note.member(name).number(low, high, above)
+        return None if value is None else as_number(value, self.at(name), low, high, above)
 
     def string(self, name: str, min_len: int = 0, max_len: int | None = None) -> str | None:
         value = self.raw(name)
@@ -278,19 +283,19 @@ class Fields:
         note = None if self.note is None else self.note.rest()
         return ((name, Value(raw, self.at(name), note)) for name, raw in self.body.items() if raw is not None)
 
-    def unsupported(self, name: str, why: str = "is not supported by this server; leave it out") -> RequestError:
+    def unsupported(self, name: str, why: str = UNSUPPORTED) -> RequestError:
         """The refusal of a known field whose effect this server does not have."""
         path = self.at(name)
         return RequestError(f"'{path}' {why}.", code="unsupported_parameter", param=path)
 
-    def refuse(self, name: str, *neutral: Any) -> None:
+    def refuse(self, name: str, *neutral: Any, why: str = UNSUPPORTED) -> None:
         """Refuse the field unless it is absent, null or one of the ``neutral`` values, which ask for nothing."""
         value = self.raw(name)
         if self.note is not None:
             self.note.member(name).only(neutral)
         if value is None or any(type(value) is type(n) and value == n for n in neutral):
             return
-        raise self.unsupported(name)
+        raise self.unsupported(name, why)
 
     def unknown(self) -> list[str]:
         """Names in the object that nobody asked for."""

@@ -10,9 +10,11 @@ import contextlib
 import re
 import socket
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+import orjson
 import uvicorn
 from starlette.routing import BaseRoute, Router
 
@@ -24,6 +26,7 @@ from minisgl.client.exposition import CONTENT_TYPE
 from minisgl.client.frontend import Frontend, HttpFrontend
 from minisgl.client.hub import MetricsHub
 from minisgl.client.middleware import Auth, BodyLimit, Envelope, Gate
+from minisgl.client.openapi import JSON, OBJECT, STRING, TEXT, About, Description, Keys, record
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -70,10 +73,13 @@ class HttpHost:
         self._server: uvicorn.Server | None = None
         self._shapes: list[tuple[str, ErrorShape]] = []  # of paths whose errors are not written as elsewhere
         admin = ADMIN if config.server.admin_key.get_secret_value() else frozenset[str]()
-        router = Router(self._routes(bool(admin)), redirect_slashes=False, default=_unknown_url)
+        self._all = self._routes(bool(admin))
+        router = Router(self._all, redirect_slashes=False, default=_unknown_url)
         limited = BodyLimit(router, config.server.max_request_body)
         free = PROBES | METRICS if config.metrics.open else PROBES
-        self._gate = Gate(Auth(limited, config.server, free, admin), PROBES | METRICS, self._why_closed)
+        auth = Auth(limited, config.server, free, admin)
+        self._keys = Keys(bool(auth.api_keys), free, admin)
+        self._gate = Gate(auth, PROBES | METRICS, self._why_closed)
         cors = Cors(self._gate, config.server.cors_origins)
         envelope = Envelope(cors, config.server, self._cut, client.meter, cors.headers, self._errors)
 
@@ -153,14 +159,22 @@ class HttpHost:
 
     def _own_routes(self, admin: bool) -> list[BaseRoute]:
         routes: list[BaseRoute] = [
-            route("GET", "/health", self._health),
-            route("GET", "/ready", self._ready),
-            route("GET", "/ping", self._ping),
-            route("GET", "/version", self._version),
-            route("GET", "/metrics", self._metrics),
+            route("GET", "/health", self._health, About("Whether the engine lives.")),
+            route("GET", "/ready", self._ready, About("Whether requests are taken.")),
+            route("GET", "/ping", self._ping, About("Whether the HTTP server lives.")),
+            route("GET", "/version", self._version, About("The version.", {JSON: record({"version": STRING})})),
+            route("GET", "/metrics", self._metrics, About("Metrics for Prometheus.", {TEXT: STRING})),
+            route("GET", "/openapi.json", self._openapi, About("This description.", {JSON: OBJECT})),
         ]
         if admin:
-            routes += [route("POST", "/flush_cache", self._flush_cache), route("GET", "/stats", self._stats)]
+            flush, stats = (
+                About("Empty the prefix cache.", {JSON: OBJECT}),
+                About("The engine's counts.", {JSON: OBJECT}),
+            )
+            routes += [
+                route("POST", "/flush_cache", self._flush_cache, flush),
+                route("GET", "/stats", self._stats, stats),
+            ]
         return routes
 
     def _errors(self, path: str) -> ErrorShape:
@@ -195,6 +209,15 @@ class HttpHost:
 
     async def _metrics(self, x: Exchange) -> None:
         await x.respond(await self.hub.render(package_version()), media_type=CONTENT_TYPE)
+
+    async def _openapi(self, x: Exchange) -> None:
+        await x.respond(self.description)
+
+    @cached_property
+    def description(self) -> bytes:
+        """The OpenAPI description of all routes, as JSON."""
+        made = Description(self._all, package_version(), self._keys, lambda path: self._errors(path).schema)
+        return orjson.dumps(made.document)
 
     async def _flush_cache(self, x: Exchange) -> None:
         await x.respond_json(await self._control("flush_cache"))

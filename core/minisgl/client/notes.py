@@ -30,17 +30,22 @@ class Note:
 
     def integer(self, low: float, high: float) -> None:
         limits = {"minimum": int(low)} if low > INT64_MIN else {}
-        self._types["integer"] = limits | ({"maximum": int(high)} if high < INT64_MAX else {})
+        self._widest("integer", limits | ({"maximum": int(high)} if high < INT64_MAX else {}))
 
-    def number(self, low: float, high: float) -> None:
-        limits = {"minimum": low} if math.isfinite(low) else {}
-        self._types["number"] = limits | ({"maximum": high} if math.isfinite(high) else {})
+    def number(self, low: float, high: float, above: float = -math.inf) -> None:
+        limits = {"minimum": low, "maximum": high, "exclusiveMinimum": above}
+        self._widest("number", {limit: value for limit, value in limits.items() if math.isfinite(value)})
 
-    def string(self, min_len: int = 0, max_len: int | None = None, pattern: str | None = None) -> None:
+    def _widest(self, kind: str, limits: Schema) -> None:
+        """Limits that depend on other fields: the widest are told."""
+        known = self._types.setdefault(kind, limits)
+        ends = (("minimum", min), ("maximum", max), ("exclusiveMinimum", min))
+        self._types[kind] = {e: of(known[e], limits[e]) for e, of in ends if e in known and e in limits}
+
+    def string(self, min_len: int = 0, max_len: int | None = None) -> None:
         limits = self._types.setdefault("string", {})
         limits |= {"minLength": min_len} if min_len else {}
         limits |= {"maxLength": max_len} if max_len is not None else {}
-        limits |= {"pattern": pattern} if pattern is not None else {}
 
     def one_of(self, accepted: Collection[str]) -> None:
         known = self._types.setdefault("string", {}).setdefault("enum", [])
@@ -54,18 +59,20 @@ class Note:
     def object(self) -> None:
         self._types["object"] = {}
 
-    def look(self) -> None:
-        """An object whose members are read next."""
+    def look(self, required: set[str]) -> None:
+        """An object whose members are read; ``required`` will have those that it must have."""
         self.object()
-        self._required.append(set())
+        self._required.append(required)
 
     def only(self, values: Iterable[Any]) -> None:
         self._only = [*values]
 
-    def member(self, name: str, required: bool = False) -> Note:
-        if required:
-            self._required[-1].add(name)
+    def member(self, name: str) -> Note:
         return self._members.setdefault(name, Note())
+
+    def adopt(self, name: str, other: Note) -> None:
+        """The member ``name`` is read elsewhere, as ``other``."""
+        self._members[name] = other
 
     def rest(self) -> Note:
         """The members of an object that has them under any name."""

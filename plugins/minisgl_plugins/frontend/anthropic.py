@@ -10,6 +10,7 @@ import orjson
 
 from minisgl.api import Delta, ErrorShape, Exchange, Fields, GenerateRequest, RequestError, route
 
+from . import anthropic_about as about
 from .anthropic_request import as_chat
 from .generating import EventAnswer, GeneratingFrontend, event
 from .openai_chunks import Tally
@@ -40,7 +41,7 @@ def error_body(error: RequestError) -> bytes:
     return orjson.dumps({"type": "error", "error": {"type": kind, "message": message}})
 
 
-ERRORS = ErrorShape(error_body, lambda error: b"event: error\ndata: " + error_body(error) + b"\n\n", b"")
+ERRORS = ErrorShape(error_body, lambda error: b"event: error\ndata: " + error_body(error) + b"\n\n", b"", about.ERROR)
 
 
 class AnthropicFrontend(GeneratingFrontend):
@@ -48,8 +49,8 @@ class AnthropicFrontend(GeneratingFrontend):
 
     def routes(self) -> list[BaseRoute]:
         return [
-            route("POST", "/v1/messages", self.messages),
-            route("POST", "/v1/messages/count_tokens", self.count_tokens),
+            route("POST", "/v1/messages", self.messages, about.messages(self.settings)),
+            route("POST", "/v1/messages/count_tokens", self.count_tokens, about.COUNT_TOKENS),
         ]
 
     async def messages(self, x: Exchange) -> None:

@@ -12,19 +12,16 @@ from minisgl.api import (
     EngineInfo,
     EventStream,
     Exchange,
-    Fields,
-    GenerateRequest,
     route,
 )
 
+from . import openai_about as about
 from .generating import GeneratingFrontend, Outputs
 from .openai_chunks import Answer, Chunks, Tally
-from .openai_constraints import token_ids
-from .openai_fields import OpenAISettings, model_not_found, read_model
-from .openai_messages import read_messages
+from .openai_fields import OpenAISettings, model_not_found
 from .openai_reply import Reply
-from .openai_request import Call, read_chat, read_completion, read_template
-from .openai_tools import read_tools
+from .openai_request import Call, read_chat, read_completion
+from .openai_tokenize import read_detokenize, read_tokenize
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -35,12 +32,12 @@ Read = Callable[[dict[str, Any], EngineInfo, OpenAISettings], Call]
 class OpenAIFrontend(GeneratingFrontend):
     def routes(self) -> list[BaseRoute]:
         return [
-            route("POST", "/v1/chat/completions", self.chat),
-            route("POST", "/v1/completions", self.completions),
-            route("GET", "/v1/models", self.models),
-            route("GET", "/v1/models/{id:path}", self.model),
-            *(route("POST", f"{root}/tokenize", self.tokenize) for root in ("", "/v1")),
-            *(route("POST", f"{root}/detokenize", self.detokenize) for root in ("", "/v1")),
+            route("POST", "/v1/chat/completions", self.chat, about.chat(self.settings)),
+            route("POST", "/v1/completions", self.completions, about.completions(self.settings)),
+            route("GET", "/v1/models", self.models, about.MODELS),
+            route("GET", "/v1/models/{id:path}", self.model, about.MODEL),
+            *(route("POST", f"{root}/tokenize", self.tokenize, about.TOKENIZE) for root in ("", "/v1")),
+            *(route("POST", f"{root}/detokenize", self.detokenize, about.DETOKENIZE) for root in ("", "/v1")),
         ]
 
     # -------------------------------------------------------------------------------------------------------- generation
@@ -124,30 +121,15 @@ class OpenAIFrontend(GeneratingFrontend):
 
     async def tokenize(self, x: Exchange) -> None:
         """``prompt`` or ``messages`` to token ids."""
-        f = Fields(await x.json())
-        info = self._info()
-        read_model(f, info)
-        wants_text = f.boolean("return_token_strs")
-        ids = await self.client.tokenize(_tokenize_request(f))
+        body, info = await x.json(), self._info()
+        request, wants_text = read_tokenize(body, info)
+        ids = await self.client.tokenize(request)
         texts = [await self.client.detokenize([i]) for i in ids] if wants_text else None
         await x.respond_json({"count": len(ids), "max_model_len": info.max_len, "tokens": ids, "token_strs": texts})
 
     async def detokenize(self, x: Exchange) -> None:
-        f = Fields(await x.json())
-        info = self._info()
-        read_model(f, info)
-        ids = token_ids(f.need("tokens"), info.vocab)
-        await x.respond_json({"prompt": await self.client.detokenize(ids)})
-
-
-def _tokenize_request(f: Fields) -> GenerateRequest:
-    special = f.boolean("add_special_tokens")
-    if f.raw("messages") is None:
-        f.require("prompt")
-        return GenerateRequest(text=f.string("prompt"), add_special_tokens=special is not False)
-    messages = read_messages(f)
-    template = read_template(f, messages, read_tools(f, empty=True).tools)
-    return GenerateRequest(messages=messages, template=template, add_special_tokens=special or False, param="messages")
+        body, info = await x.json(), self._info()
+        await x.respond_json({"prompt": await self.client.detokenize(read_detokenize(body, info))})
 
 
 def _model(name: str, info: EngineInfo) -> dict[str, Any]:

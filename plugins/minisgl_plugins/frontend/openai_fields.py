@@ -233,6 +233,5 @@ def _request_id(f: Fields) -> str | None:
 
 def _refuse_unbuilt(f: Fields) -> None:
     """What this server has no notion of is refused, but for neutral values."""
-    if f.boolean("use_beam_search"):
-        raise f.unsupported("use_beam_search")
+    f.refuse("use_beam_search", False)
     f.refuse("length_penalty", 1, 1.0, False)

@@ -7,7 +7,7 @@ import orjson
 from minisgl.api import Fields, GrammarSpec, RequestError, Value
 
 MAX_CHOICES = 4096
-KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+KINDS = ("json", "regex", "choice", "grammar", "json_object")
 # Field of another server -> the kind of structured_outputs that it is.
 ALIASES = {
     "guided_json": "json",
@@ -59,6 +59,7 @@ def _response_format(f: Fields) -> GrammarSpec | None:
 
 
 def _structured(f: Fields) -> GrammarSpec:
+    f.refuse("structural_tag")
     given = [kind for kind in KINDS if f.raw(kind) not in (None, False)]
     if len(given) != 1:
         names = ", ".join(KINDS)
@@ -68,8 +69,6 @@ def _structured(f: Fields) -> GrammarSpec:
             param="structured_outputs",
         )
     (kind,) = given
-    if kind == "structural_tag":
-        raise f.unsupported(kind)
     return _form(kind, f.need(kind))
 
 
@@ -93,8 +92,13 @@ def _schema(value: Value, strict: bool) -> GrammarSpec:
             schema = orjson.loads(value.string())
         except orjson.JSONDecodeError as exc:
             raise value.refused(f"is not JSON: {exc}", "invalid_json_schema") from None
-    elif schema is not True:
+    elif isinstance(schema, bool):  # true: any JSON
+        schema = value.boolean()
+    else:
         schema = value.object().body
-    if schema is not True and not isinstance(schema, dict):
+    if not isinstance(schema, (dict, bool)):
         raise value.wrong_type("an object")
-    return GrammarSpec("json_schema", orjson.dumps(schema).decode(), strict, value.path)
+    try:
+        return GrammarSpec("json_schema", orjson.dumps(schema).decode(), strict, value.path)
+    except orjson.JSONEncodeError:  # the parser reads deeper values than can be written
+        raise value.refused("is nested too deeply", "invalid_json_schema") from None

@@ -250,12 +250,10 @@ def _refuse_chat(f: Fields) -> None:
         )
     for name in ("audio", "web_search_options", "moderation", "chat_template"):
         f.refuse(name)
-    if f.integer("thinking_token_budget", -1) not in (None, -1):
-        raise f.unsupported("thinking_token_budget")
+    f.refuse("thinking_token_budget", -1)
 
 
 def _refuse_completion(f: Fields, n: int) -> None:
     if f.integer("best_of", 1) not in (None, 1, n):
         raise f.unsupported("best_of", "must be 1 or equal to 'n'; choosing the best of more is not supported")
-    if f.string("suffix"):
-        raise f.unsupported("suffix")
+    f.refuse("suffix", "")
