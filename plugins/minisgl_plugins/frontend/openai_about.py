@@ -82,7 +82,7 @@ LISTS: Examples = (
         "bad_words": ["bad"],
         "logit_bias": {"1": 0.5},
         "logits": {},
-        "metadata": {},
+        "metadata": {"topic": "weather"},
         "documents": [{}],
         "chat_template_kwargs": {},
     },
