@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/v1/responses")
 SETTINGS = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
 )
@@ -81,6 +81,13 @@ NAMES = [
     "include_reasoning",
     "thinking_token_budget",
     "skip_special_tokens",
+    "input",
+    "instructions",
+    "max_output_tokens",
+    "text",
+    "reasoning",
+    "include",
+    "truncation",
 ]
 MESSAGE = st.fixed_dictionaries(
     {},
@@ -93,6 +100,34 @@ MESSAGE = st.fixed_dictionaries(
         | JSON,
         "name": JSON,
         "reasoning": JSON,
+    },
+)
+GOOD: dict[str, Any] = {
+    PATHS[0]: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
+    PATHS[1]: {"prompt": "x"},
+    PATHS[4]: {"input": "x", "max_output_tokens": 2},
+}
+ITEM = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["message", "reasoning", "function_call", "function_call_output"]) | JSON,
+        "role": st.sampled_from(["user", "assistant", "system", "developer"]) | JSON,
+        "call_id": TEXT,
+        **dict.fromkeys(("name", "arguments", "encrypted_content"), TEXT | JSON),
+        **dict.fromkeys(
+            ("content", "output", "summary"),
+            TEXT
+            | JSON
+            | st.lists(
+                st.fixed_dictionaries(
+                    {
+                        "type": st.sampled_from(["input_text", "output_text", "reasoning_text", "input_image"]),
+                        "text": TEXT,
+                    }
+                ),
+                max_size=3,
+            ),
+        ),
     },
 )
 BODY = st.dictionaries(st.sampled_from(NAMES), JSON, max_size=6)
@@ -128,10 +163,9 @@ def test_any_fields(api, path):
 
 def test_any_one_field_of_a_good_request(api):
     @SETTINGS
-    @given(st.sampled_from(NAMES), JSON, st.booleans())
-    def run(name: str, value: Any, chat: bool) -> None:
-        good = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2} if chat else {"prompt": "x"}
-        send(api, PATHS[0] if chat else PATHS[1], {**good, name: value})
+    @given(st.sampled_from(NAMES), JSON, st.sampled_from([*GOOD]))
+    def run(name: str, value: Any, path: str) -> None:
+        send(api, path, {**GOOD[path], name: value})
 
     run()
 
@@ -141,6 +175,15 @@ def test_any_messages(api):
     @given(st.lists(MESSAGE, max_size=3), BODY)
     def run(messages: list[Any], more: dict[str, Any]) -> None:
         send(api, PATHS[0], {**more, "messages": messages})
+
+    run()
+
+
+def test_any_items(api):
+    @SETTINGS
+    @given(st.lists(ITEM, max_size=4), BODY)
+    def run(items: list[Any], more: dict[str, Any]) -> None:
+        send(api, PATHS[4], {**more, "input": items})
 
     run()
 

@@ -473,6 +473,14 @@ def form(schema: Any, **fields: Any) -> dict[str, Any]:
     return {"text": {"format": {"type": "json_schema", "name": "x", "schema": schema, **fields}}}
 
 
+def deep(levels: int) -> dict[str, Any]:
+    """A schema that is read, but cannot be written."""
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"type": "object", "x": schema}
+    return schema
+
+
 @pytest.mark.parametrize(
     ("fields", "code", "param"),
     [
@@ -518,6 +526,9 @@ def form(schema: Any, **fields: Any) -> dict[str, Any]:
         ({"stream_options": {}}, "invalid_value", "stream_options"),
         ({"include": ["x"]}, "invalid_value", "include[0]"),
         ({"metadata": 5}, "invalid_type", "metadata"),
+        ({"metadata": {"a": {}}}, "invalid_type", "metadata.a"),
+        ({"text": {"format": {"type": "json_schema", "schema": deep(300)}}}, "invalid_json_schema", "text.format.schema"),
+        ({"tools": [{**TOOL, "parameters": deep(300)}]}, "invalid_function_parameters", "tools"),
         ({"reasoning": {"effort": "much"}}, "invalid_value", "reasoning.effort"),
         ({"reasoning": {"summary": "x"}}, "invalid_value", "reasoning.summary"),
         ({"reasoning": {"mode": "pro"}}, "unsupported_parameter", "reasoning.mode"),

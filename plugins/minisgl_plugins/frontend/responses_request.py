@@ -7,13 +7,14 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from minisgl.api import EngineInfo, Fields, RequestError, bounds
+from minisgl.api import EngineInfo, Fields, Note, RequestError
 
 from .generating import Outputs
 from .openai_fields import IGNORED, OpenAISettings, refuse_unknown
 from .openai_forms import ALIASES
 from .openai_request import Call, read_chat
 from .responses_input import read_input
+from .responses_shown import shown
 
 # What chat completions take under the same name: fields of this API, and this server's own beside it.
 PASSED = (
@@ -94,9 +95,15 @@ def renaming(names: dict[str, str]) -> Iterator[None]:
         raise RequestError(message, status=e.status, code=e.code, param=param, retry_after=e.retry_after) from e
 
 
-def read_response(body: dict[str, Any], info: EngineInfo, settings: OpenAISettings) -> Asked:
-    """Raises: RequestError."""
-    f = Fields(body)
+def read_response(
+    body: dict[str, Any],
+    info: EngineInfo,
+    settings: OpenAISettings,
+    note: Note | None = None,
+    chat_note: Note | None = None,
+) -> Asked:
+    """``chat_note``: of the body of chat completions that it becomes. Raises: RequestError."""
+    f = Fields(body, note=note)
     _refuse(f)
     chat: dict[str, Any] = {name: body[name] for name in PASSED if f.raw(name) is not None}
     chat["messages"] = read_input(f)
@@ -110,30 +117,28 @@ def read_response(body: dict[str, Any], info: EngineInfo, settings: OpenAISettin
     choice = _choice(f)
     if choice is not None:
         chat["tool_choice"] = choice
-    text, reasoning = f.object("text"), f.object("reasoning")
+    text, reasoning, metadata = f.object("text"), f.object("reasoning"), f.object("metadata")
+    for _, value in metadata.members() if metadata is not None else ():
+        value.string()
     chat |= _text(text) if text is not None else {}
     chat |= _reasoning(reasoning) if reasoning is not None else {}
     refuse_unknown(f, settings.strict)
     names |= NAMES
     with renaming(names):
-        call = read_chat(chat, info, settings)
-    return Asked(call, _shown(body, chat, call, info), names, "reasoning.encrypted_content" in include)
+        call = read_chat(chat, info, settings, chat_note)
+    return Asked(call, shown(body, chat, call, info), names, "reasoning.encrypted_content" in include)
 
 
 def _refuse(f: Fields) -> None:
     """What needs a server that keeps responses, or has another name here."""
     for name in ("previous_response_id", "conversation"):
-        if f.raw(name) is not None:
-            raise f.unsupported(name, "needs kept responses; this server keeps none, send all items as 'input'")
-    if f.raw("prompt") is not None:
-        raise f.unsupported("prompt", "names a stored template; this server stores none, send 'input'")
-    if f.boolean("background"):
-        raise f.unsupported("background", "true is not supported by this server, which keeps no responses")
+        f.refuse(name, why="needs kept responses; this server keeps none, send all items as 'input'")
+    f.refuse("prompt", why="names a stored template; this server stores none, send 'input'")
+    f.refuse("background", False, why="must be false: this server keeps no responses")
     f.refuse("context_management", [])
     f.refuse("n", 1)
     for name, here in MOVED.items():
-        if f.raw(name) is not None:
-            raise f.unsupported(name, f"is no field of this route; use '{here}'")
+        f.refuse(name, why=f"is no field of this route; use '{here}'")
     f.integer("max_tool_calls", 1)  # of tools that the server runs: there are none
     truncation = f.value("truncation")
     if truncation is not None and truncation.one_of(("disabled", "auto")) == "auto":
@@ -155,8 +160,12 @@ def _tools(f: Fields) -> tuple[list[dict[str, Any]], dict[str, str]]:
 
 def _choice(f: Fields) -> Any:
     choice = f.value("tool_choice")
-    if choice is None or not isinstance(choice.raw, dict):
-        return None if choice is None else choice.raw
+    if choice is None:
+        return None
+    if isinstance(choice.raw, str):
+        return choice.one_of(("none", "auto", "required"))
+    if not isinstance(choice.raw, dict):
+        raise choice.wrong_type("a string or an object")
     c = choice.object()
     kind = c.need("type")
     if kind.string() == "function":
@@ -190,38 +199,3 @@ def _reasoning(reasoning: Fields) -> dict[str, Any]:
     reasoning.refuse("mode", "standard")
     reasoning.refuse("context", "auto")
     return {"reasoning_effort": reasoning.raw("effort")}
-
-
-def _shown(body: dict[str, Any], chat: dict[str, Any], call: Call, info: EngineInfo) -> dict[str, Any]:
-    sampling = call.common.sampling
-    text, reasoning = body.get("text") or {}, body.get("reasoning") or {}
-    shown = {
-        "background": False,
-        "instructions": body.get("instructions"),
-        "max_output_tokens": call.common.max_tokens,
-        "max_tool_calls": body.get("max_tool_calls"),
-        "metadata": body.get("metadata") or {},
-        "model": call.model,
-        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
-        "previous_response_id": None,
-        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
-        "store": False,
-        "temperature": _sampled("temperature", sampling.temperature, info),
-        "text": {**text, "format": text.get("format") or {"type": "text"}},
-        "tool_choice": body.get("tool_choice") or "auto",
-        "tools": [
-            {"type": "function", "strict": False, **{k: v for k, v in tool["function"].items() if v is not None}}
-            for tool in chat.get("tools", ())
-        ],
-        "top_logprobs": call.logprobs or 0,
-        "top_p": _sampled("top_p", sampling.top_p, info),
-        "truncation": "disabled",
-    }
-    for name in ("user", "safety_identifier", "prompt_cache_key"):
-        if body.get(name) is not None:
-            shown[name] = body[name]
-    return shown
-
-
-def _sampled(name: str, given: float | None, info: EngineInfo) -> float:
-    return info.defaults.get(name, bounds.NEUTRAL[name]) if given is None else given
