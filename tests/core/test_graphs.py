@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from minisgl.base.grammar import U32, Matcher
 from minisgl.base.types import LocalModel, SamplingSpec, StepPlan, StepResult
 from minisgl.nn.assemble import add_graphs
 from minisgl.plugin.registry import Registry
+from minisgl.runtime.forms import Forms
 from minisgl.runtime.graph import EagerRecorder, GraphRunner, decode_rows, graph_sizes
 from minisgl.runtime.worker import Worker
 from minisgl.testing.checkpoints import llama_checkpoint, make_worker
@@ -250,6 +252,48 @@ def test_rows_with_processors_and_log_probabilities_ride_with_plain_ones(make: C
     assert [block is None for block in told[0]] == [False, True, True, False, True, True, False, True, True]
     in_graph = p.workers[0].sampler.capturable  # the steps [0], [4, 0] after its five tokens, and [0] are
     assert picks == [5, 5, 2, *([] if in_graph else [1]), 5, 2, 1, 3, *([] if in_graph else [2, 1])]
+
+
+class Counting(Matcher):
+    """Allows token 100 + n after n tokens."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def fill(self, mask: U32) -> None:
+        mask[(100 + self.n) // 32] |= np.uint32(1 << (100 + self.n) % 32)
+
+    def accept(self, token: int) -> bool:
+        self.n += 1
+        return token == 99 + self.n
+
+    def rollback(self, count: int) -> None:
+        self.n -= count
+
+    @property
+    def done(self) -> bool:
+        return False
+
+
+def test_rows_that_are_held_to_a_grammar_ride_with_plain_ones(make: Callable[..., Worker]) -> None:
+    """Their mask comes between the layers, which a graph has, and the sampler; a step without them is all in the graph again."""
+    p = Pair(make)
+    for w in p.workers:
+        w.forms = Forms(199, torch.device("cpu"), lambda compiled: Counting())
+    specs = [GREEDY, replace(GREEDY, grammar=b"g"), replace(GREEDY, grammar=b"g", frequency_penalty=0.5)]
+
+    def run(d: PlanDriver) -> None:
+        for slot, spec in enumerate(specs):
+            d.start(slot, prompt(slot, 5 + slot), spec)
+        d.step(prefill={slot: 5 + slot for slot in range(3)})
+        for decode in ([0, 1, 2], [2, 0], [0], [1], [0, 2], [1, 2, 0], [0]):
+            d.step(decode=decode)
+
+    p.each(run)
+    p.same()
+    assert p.drivers[0].out[1] == [100, 101, 102, 103]
+    assert p.drivers[0].out[2] == [100, 101, 102, 103, 104]
+    assert p.replays == 7
 
 
 def test_two_steps_in_flight(make: Callable[..., Worker]) -> None:

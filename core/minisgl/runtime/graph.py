@@ -1,8 +1,8 @@
 """CUDA graphs of decode steps: captured once for some sizes, replayed for every step of at most so many rows.
 
 A step is two graphs. The first fills its inputs from the device rows and runs the layers; the second runs the head and the
-sampler and notes the tokens. Where the sampler cannot serve the rows from a graph, or more than the sampler acts on them, the second
-is run call by call.
+sampler and notes the tokens. Where the sampler cannot serve the rows from a graph, or more than the sampler acts on them, or a grammar
+does, the second is run call by call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from minisgl.base.types import I32, NO_PAGES
 from minisgl.runtime.attention import AttentionBackend
 from minisgl.runtime.batch import BatchView, ForwardBatch, OpTable
 from minisgl.runtime.model import Model
-from minisgl.runtime.pick import Picker
+from minisgl.runtime.pick import Mask, Picker
 from minisgl.runtime.rows import DeviceRows, Rows
 from minisgl.runtime.sampling import SampleRows
 
@@ -204,18 +204,18 @@ class GraphRunner:
     def fits(self, rows: int) -> bool:
         return 0 < rows <= self.sizes[-1]
 
-    def replay(self, step: int, h_slot: I32, h_kv: I32, h_out: I32) -> Tensor:
-        """Run the step of these decode rows, whose changes the device rows have. Returns: [n] int32 tokens, overwritten by
-        the next replay."""
+    def replay(self, step: int, h_slot: I32, h_kv: I32, h_out: I32, mask: Mask | None = None) -> Tensor:
+        """Run the step of these decode rows, whose changes the device rows have. ``mask``: see ``Picker.pick``. Returns: [n]
+        int32 tokens, overwritten by the next replay."""
         n = len(h_slot)
         c = self._captured[self.sizes[bisect_left(self.sizes, n)]]
         self._refresh(c, step, h_slot, h_kv)
         c.layers.replay()
         self._picker.prepare()
-        if c.sample is not None and self._picker.plain(h_slot, h_out):
+        if c.sample is not None and mask is None and self._picker.plain(h_slot, h_out):
             c.sample.replay()
         else:
-            self._sample(c, h_slot, h_out)
+            self._sample(c, h_slot, h_out, mask)
         self.replays += 1
         return c.tokens[:n]
 
@@ -226,12 +226,12 @@ class GraphRunner:
         v.max_kv = int(h_kv.max())
         self._attention.graph_refresh(c.batch.meta, v)
 
-    def _sample(self, c: Captured, h_slot: I32, h_out: I32) -> None:
+    def _sample(self, c: Captured, h_slot: I32, h_out: I32, mask: Mask | None) -> None:
         n = len(h_slot)
         slot = c.view.slot[:n]
         out = self._state.n_out.index_select(0, slot)
         logits = self._model.logits(c.hidden[0][:n], c.batch)
-        tokens = self._picker.pick(logits, SampleRows(h_slot, h_out, slot, out))
+        tokens = self._picker.pick(logits, SampleRows(h_slot, h_out, slot, out), mask)
         self._state.sampled(slot, out, tokens)
         c.tokens[:n].copy_(tokens)
 

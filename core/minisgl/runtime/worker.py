@@ -102,18 +102,13 @@ class Worker:
         if self.forms is not None:
             self.forms.change(plan.retire, plan.init)
         self.decode_steps += not plan.spans
-        if self.graphs is not None and self._by_graph(plan, self.graphs):
-            return self._replay(plan, self.graphs, cells, pages)
-        pending = self._compute(plan, cells, pages)
+        if self.graphs is not None and not plan.spans and self.graphs.fits(plan.n_decode):
+            pending = self._replay(plan, self.graphs, cells, pages)
+        else:
+            pending = self._compute(plan, cells, pages)
         if self.forms is not None:
             self.forms.sampled(pending.wait)
         return pending
-
-    def _by_graph(self, plan: StepPlan, graphs: GraphRunner) -> bool:
-        """Whether a graph serves the step: of decode rows only, none of which is held to a grammar."""
-        if plan.spans or not graphs.fits(plan.n_decode):
-            return False
-        return self.forms is None or not self.forms.any(self.rows.order[: plan.n_decode])
 
     @property
     def stats(self) -> dict[str, int]:
@@ -134,8 +129,9 @@ class Worker:
         self.state.resize(plan.n_decode)
         slot, kv = self.rows.decoding(plan.n_decode)
         out, stop_ids = self.rows.emit(slot)
-        tokens = graphs.replay(plan.step, slot, kv, out)
-        if self.forms is not None:
+        mask = self.forms.mask if self.forms is not None and self.forms.any(slot) else None
+        tokens = graphs.replay(plan.step, slot, kv, out, mask)
+        if mask is None and self.forms is not None:
             self.forms.settle()
         return self._read(plan.step, tokens, stop_ids)
 
