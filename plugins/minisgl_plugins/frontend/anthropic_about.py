@@ -82,6 +82,7 @@ EXAMPLES: tuple[dict[str, Any], ...] = (
     {**HEAD, "messages": [USER], "tools": [TOOL], "tool_choice": {"type": "tool", "name": "weather"}},
     {**HEAD, "messages": [USER], "output_config": {"effort": "low", "format": FORM}},
     {**HEAD, "messages": [USER], "output_format": FORM},
+    {**HEAD, "messages": [USER], "tools": [{"type": "web_search_20250305"}]},
 )
 
 

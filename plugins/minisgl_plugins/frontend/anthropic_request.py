@@ -113,15 +113,17 @@ def _tools(f: Fields) -> dict[str, Any]:
     tools = []
     for item in f.items("tools"):
         tool = item.object()
-        if tool.string("type") not in (None, "custom"):
-            continue  # tools that Anthropic's servers run; clients offer them to any server
+        schema = tool.object("input_schema")
         function = {
-            "name": tool.need("name").string(),
+            "name": tool.string("name"),
             "description": tool.string("description"),
-            "parameters": tool.need("input_schema").object().body,
+            "parameters": None if schema is None else schema.body,
             "strict": tool.boolean("strict"),
         }
-        tools.append({"type": "function", "function": function})
+        if tool.string("type") in (None, "custom"):  # Anthropic's servers run others; clients offer them to any server
+            tool.require("name")
+            tool.require("input_schema")
+            tools.append({"type": "function", "function": function})
     choice = f.object("tool_choice")
     if not tools:
         return {}
