@@ -16,7 +16,8 @@ from minisgl.base.types import LocalModel, SamplingSpec, StepPlan, StepResult
 from minisgl.nn.assemble import add_graphs
 from minisgl.plugin.registry import Registry
 from minisgl.runtime.forms import Forms
-from minisgl.runtime.graph import EagerRecorder, GraphRunner, decode_rows, graph_sizes
+from minisgl.runtime.graph import GraphRunner, decode_rows, graph_sizes
+from minisgl.runtime.record import EagerRecorder
 from minisgl.runtime.worker import Worker
 from minisgl.testing.checkpoints import llama_checkpoint, make_worker
 from minisgl.testing.plans import GREEDY, PlanDriver

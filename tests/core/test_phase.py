@@ -12,8 +12,8 @@ from minisgl.base.types import LocalModel
 from minisgl.nn.assemble import add_graphs
 from minisgl.plugin.registry import Registry
 from minisgl.runtime.attention import AttnContext, GraphSupport
-from minisgl.runtime.graph import EagerRecorder
 from minisgl.runtime.phase import PhaseSplit, cut
+from minisgl.runtime.record import EagerRecorder
 from minisgl.testing.attention import AttentionBench, GraphBench, build
 from minisgl.testing.checkpoints import llama_checkpoint, make_worker
 from minisgl.testing.plans import PlanDriver

@@ -31,6 +31,7 @@ ALIASES: dict[str, KeyPath] = {
     "max_len": ("limits", "max_len"),
     "tp": ("parallel", "tp"),
     "cuda_graph_max_rows": ("engine", "cuda_graph_max_rows"),
+    "cuda_graph_max_tokens": ("engine", "cuda_graph_max_tokens"),
     "text_workers": ("text", "workers"),
     "log_level": ("log", "level"),
 }

@@ -129,6 +129,11 @@ class EngineSettings(Section):
     cuda_graph_max_rows: int | None = Field(
         None, ge=0, description="most rows of a decode step that a CUDA graph serves; 0: no graphs; default max_running"
     )
+    cuda_graph_max_tokens: int = Field(
+        512,
+        ge=0,
+        description="most tokens of a step with prompts whose layers CUDA graphs serve, but for attention; 0: none",
+    )
     validate_: Literal["off", "plans", "audit"] = Field(
         "off", alias="validate", description="check every plan, or audit all pages after every step"
     )

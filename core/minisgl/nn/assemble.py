@@ -30,13 +30,15 @@ from minisgl.plugin.registry import Registry
 from minisgl.runtime.attention import AttentionBackend, AttnContext, AttnFacts, GraphSupport, KVSpec
 from minisgl.runtime.comm import Comm, NoComm
 from minisgl.runtime.forms import Forms
-from minisgl.runtime.graph import CudaRecorder, GraphRunner, Recorder, graph_sizes
+from minisgl.runtime.graph import GraphRunner, graph_sizes
 from minisgl.runtime.kernels import OpsContext, op_table
 from minisgl.runtime.kv import KVRoom, allocate, plan_room
 from minisgl.runtime.logits import LogitsContext, LogitsProcessor
 from minisgl.runtime.model import Model, ModelContext, TpInfo
 from minisgl.runtime.phase import PhaseSplit
 from minisgl.runtime.pick import Picker
+from minisgl.runtime.piecewise import PiecewiseRunner, token_sizes
+from minisgl.runtime.record import CudaRecorder, Recorder
 from minisgl.runtime.rows import DeviceRows, Rows
 from minisgl.runtime.sampling import Sampler, SamplerContext
 from minisgl.runtime.worker import Worker
@@ -131,17 +133,21 @@ def build_worker(
         return Worker(info, model, backend, ops, picker, rows, state, kv, device, dtype, comm, depth, forms=forms)
 
     cuda, graph_rows = device.type == "cuda", config.engine.cuda_graph_max_rows
+    graph_tokens = min(config.engine.cuda_graph_max_tokens, batch_tokens)
     kept = 0
     if cuda:
         kept = working_bytes(make, Probe(batch_tokens, max_slots, config.kv.page_size, model_len), page_bytes, device)
-        kept += GRAPH_BYTES * len(graph_sizes(graph_rows_of(max_slots, graph_rows)))
+        graphs = len(graph_sizes(graph_rows_of(max_slots, graph_rows))) + len(token_sizes(graph_tokens))
+        kept += GRAPH_BYTES * graphs
     room = plan_room(config.kv, spec, facts.layers, device, max_slots, model_len, kept)
     if comm.size > 1:
         room = _common_room(room, page_bytes, config.kv.page_size, comm, device)
     worker = make(room)
     if cuda:
         worker.picker.warm()
-        add_graphs(worker, graph_rows, CudaRecorder(device), progress)
+        recorder = CudaRecorder(device)
+        add_graphs(worker, graph_rows, recorder, progress)
+        add_piecewise(worker, graph_tokens, recorder, progress)
         log_memory(model, worker, kept, device)
     return worker
 
@@ -178,6 +184,19 @@ def add_graphs(
         w.model, w.attention, w.ops, w.picker, w.rows, w.state, w.kv, w.dtype, recorder, graph_sizes(most)
     )
     w.graphs.capture(progress)
+
+
+def add_piecewise(
+    worker: Worker, max_tokens: int, recorder: Recorder, progress: Callable[[str, int, int], None] = no_progress
+) -> None:
+    """Capture the layers between attention calls for steps of up to ``max_tokens`` tokens, unless the backend writes KV."""
+    if not max_tokens or worker.attention.writes_kv:
+        return
+    w, dummy = worker, worker.rows.dummy_page * worker.rows.page_size
+    w.piecewise = PiecewiseRunner(
+        w.model, w.attention, w.ops, w.kv, w.dtype, recorder, token_sizes(max_tokens), dummy, w.state.table
+    )
+    w.piecewise.capture(progress)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,48 +20,9 @@ from minisgl.runtime.attention import AttentionBackend
 from minisgl.runtime.batch import BatchView, ForwardBatch, OpTable
 from minisgl.runtime.model import Model
 from minisgl.runtime.pick import Mask, Picker
+from minisgl.runtime.record import Graph, Recorder
 from minisgl.runtime.rows import DeviceRows, Rows
 from minisgl.runtime.sampling import SampleRows
-
-
-class Graph(Protocol):
-    def replay(self) -> None: ...
-
-
-class Recorder(Protocol):
-    """Makes graphs of calls that work on tensors of fixed places."""
-
-    def record(self, call: Callable[[], None]) -> Graph: ...
-
-
-class CudaRecorder:
-    """All graphs share one memory pool: no two of them run at the same time, and none keeps anything in it for another."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def record(self, call: Callable[[], None]) -> Graph:
-        graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):  # torch.cuda.graph would collect garbage before each of dozens of graphs
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            call()
-            graph.capture_end()
-        torch.cuda.current_stream().wait_stream(self._stream)
-        return graph
-
-
-class EagerRecorder:
-    """Calls again what was recorded: what graphs do, where there are none."""
-
-    @dataclass(frozen=True, slots=True)
-    class Again:
-        replay: Callable[[], None]
-
-    def record(self, call: Callable[[], None]) -> Graph:
-        call()
-        return self.Again(call)
 
 
 def graph_sizes(most: int) -> list[int]:

@@ -15,6 +15,7 @@ from minisgl.runtime.forms import Forms
 from minisgl.runtime.graph import GraphRunner
 from minisgl.runtime.model import Model
 from minisgl.runtime.pick import Picker
+from minisgl.runtime.piecewise import PiecewiseRunner
 from minisgl.runtime.rows import DeviceRows, Layout, Rows, stopped
 from minisgl.runtime.sampling import Sampler, SampleRows
 from minisgl.runtime.scores import SCORE_ROWS, Ask, Packed, joined, unpack
@@ -50,7 +51,8 @@ class Pending:
 class Worker:
     """A model with its kernels, its KV pool and its rows. ``launch`` is called from one thread.
 
-    ``depth``: the most steps launched at once. ``graphs``: of decode steps, None: every step is launched kernel by kernel.
+    ``depth``: the most steps launched at once. ``graphs``: of decode steps; ``piecewise``: of steps whose attention is launched
+    by itself; None: such steps are launched kernel by kernel.
     ``comm``: the ranks that share the model. All run the same plans; rank 0 samples, and the others take its tokens.
     """
 
@@ -67,6 +69,7 @@ class Worker:
     comm: Comm = field(default_factory=NoComm)
     depth: int = 1
     graphs: GraphRunner | None = None
+    piecewise: PiecewiseRunner | None = None
     forms: Forms | None = None  # None: rows are held to no grammar
     step: int = 0
     decode_steps: int = 0  # of decode rows only: those that a graph can serve
@@ -112,14 +115,16 @@ class Worker:
 
     @property
     def stats(self) -> dict[str, int]:
-        """``decode_steps``, and how many of them were ``graph_replays``."""
-        return {"decode_steps": self.decode_steps, "graph_replays": self.graphs.replays if self.graphs else 0}
+        """``decode_steps``, and how many of them were ``graph_replays``; ``piecewise_replays``: of steps of any kind."""
+        replays, pieces = (runner.replays if runner else 0 for runner in (self.graphs, self.piecewise))
+        return {"decode_steps": self.decode_steps, "graph_replays": replays, "piecewise_replays": pieces}
 
     def close(self) -> None:
         """Free the graphs, the backend and the KV pool."""
-        if self.graphs is not None:
-            self.graphs.close()
-            self.graphs = None
+        for runner in (self.graphs, self.piecewise):
+            if runner is not None:
+                runner.close()
+        self.graphs = self.piecewise = None
         self.attention.close()
         self.kv.clear()
 
@@ -151,7 +156,8 @@ class Worker:
         view = self._view(plan, at, slot, kv, pos, loc)
         meta = self.attention.plan(view)
         b = ForwardBatch(view, meta, tokens, sample, self.kv, self.attention, self.ops, self.dtype)
-        hidden = self.model(b)
+        piecewise = self.piecewise if self.piecewise is not None and self.piecewise.fits(view.n_tokens) else None
+        hidden = self.model(b) if piecewise is None else piecewise.run(b)
         self.state.kv_len.index_copy_(0, slot, kv)
         if ask is not None:
             self._score(hidden, b, ask)

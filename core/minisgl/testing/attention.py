@@ -14,7 +14,7 @@ from minisgl.base.component import PluginSettings
 from minisgl.base.types import I32
 from minisgl.runtime.attention import AttentionBackend, AttnContext, AttnFacts, KVSpec
 from minisgl.runtime.batch import BatchView
-from minisgl.runtime.graph import CudaRecorder, EagerRecorder, Graph
+from minisgl.runtime.record import CudaRecorder, EagerRecorder, Graph
 
 Build = Callable[[AttnContext], AttentionBackend]
 
