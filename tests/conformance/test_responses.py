@@ -61,7 +61,8 @@ def events(r: httpx.Response) -> list[dict[str, Any]]:
     """Of a stream, after a look at its frames."""
     assert r.status_code == 200, r.text
     assert r.headers["content-type"] == "text/event-stream; charset=utf-8"
-    frames = [frame.split("\n") for frame in r.text.removesuffix("\n\n").split("\n\n")]
+    every = r.text.removesuffix("\n\n").split("\n\n")
+    frames = [frame.split("\n") for frame in every if not frame.startswith(":")]
     assert all(len(frame) == 2 and frame[0][:7] == "event: " and frame[1][:6] == "data: " for frame in frames)
     told = [json.loads(data[6:]) for _, data in frames]
     assert [event[7:] for event, _ in frames] == [e["type"] for e in told]
@@ -308,6 +309,19 @@ def test_30_an_error_in_a_stream_ends_it_as_failed(served: Any, api: Any, until:
     assert (response["status"], response["error"]) == ("failed", {"code": "server_error", "message": why})
     assert (response["id"], response["usage"]) == (told[0]["response"]["id"], None)
     assert (response["output"][0]["status"], response["output"][0]["content"][0]["text"]) == ("incomplete", "ab")
+
+
+def test_30_a_stream_whose_head_went_before_the_first_output_fails_as_well(start: Any) -> None:
+    served = start(server={"sse_header_delay_s": 0.01})
+    served.hold()
+    with httpx.stream("POST", served.url + URL, json={"input": "hi", "stream": True}, timeout=20) as r:
+        frames = r.iter_text()
+        head = next(frames)
+        served.give_up(served.admitted[0].uid, "no room")
+        text = head + "".join(frames)
+    told = events(httpx.Response(200, headers=r.headers, text=text))
+    assert kinds(told) == ["created", "in_progress", "error", "failed"]
+    assert told[-1]["response"]["output"] == []
 
 
 @pytest.mark.parametrize("stream", [False, True])

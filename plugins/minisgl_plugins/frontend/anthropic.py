@@ -12,12 +12,12 @@ from minisgl.api import Delta, ErrorShape, Exchange, Fields, GenerateRequest, Re
 
 from . import anthropic_about as about
 from .anthropic_request import as_chat
-from .generating import EventAnswer, GeneratingFrontend, event
 from .openai_chunks import Tally
 from .openai_messages import read_messages
 from .openai_reply import parts_of
 from .openai_request import Call, read_chat, read_template
 from .openai_tools import read_tools
+from .translating import EventAnswer, TranslatingFrontend, event
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -44,7 +44,7 @@ def error_body(error: RequestError) -> bytes:
 ERRORS = ErrorShape(error_body, lambda error: b"event: error\ndata: " + error_body(error) + b"\n\n", b"", about.ERROR)
 
 
-class AnthropicFrontend(GeneratingFrontend):
+class AnthropicFrontend(TranslatingFrontend):
     errors = ERRORS
 
     def routes(self) -> list[BaseRoute]:

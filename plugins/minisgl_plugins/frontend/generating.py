@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any, ClassVar
-
-import orjson
+from typing import ClassVar
 
 from minisgl.api import (
     Accepted,
     Delta,
     EngineInfo,
-    EventStream,
-    Exchange,
     FrontendContext,
     GenerateRequest,
     HttpFrontend,
@@ -37,31 +32,6 @@ Generate = Callable[[GenerateRequest], AsyncGenerator[Accepted | Delta, None]]
 Outputs = AsyncGenerator[tuple[int, Delta], None]
 
 
-def event(kind: str, **members: Any) -> bytes:
-    """The frame of a named event, which says its name in its JSON too."""
-    return b"event: %s\ndata: %s\n\n" % (kind.encode(), orjson.dumps({"type": kind, **members}))
-
-
-class EventAnswer(ABC):
-    """One answer that is the object which its events build; the same steps make either."""
-
-    @abstractmethod
-    def start(self) -> bytes:
-        """The events before the first output. Called once, maybe after ``events``."""
-
-    @abstractmethod
-    def events(self, delta: Delta) -> Iterator[bytes]:
-        """Those of what is new; to be taken to their end."""
-
-    @abstractmethod
-    def end(self) -> bytes:
-        """Those after the last output."""
-
-    @abstractmethod
-    def whole(self) -> dict[str, Any]:
-        """The object, after the last output."""
-
-
 class GeneratingFrontend(HttpFrontend):
     Settings: ClassVar[type[PluginSettings]] = OpenAISettings
 
@@ -70,28 +40,6 @@ class GeneratingFrontend(HttpFrontend):
         self.client = ctx.client
         self.settings: OpenAISettings = ctx.settings
         self.fingerprint = f"minisgl-{version('minisgl')}"
-
-    async def _answer_events(self, x: Exchange, answer: EventAnswer, outputs: Outputs, stream: bool) -> None:
-        async def produce(events: EventStream) -> None:
-            async with aclosing(outputs):
-                async for _, delta in outputs:
-                    frames = b"".join(answer.events(delta))
-                    # An output whose text is held back sends the head: the status is certain all the same.
-                    if frames or not events.started:
-                        await events.send(frames)
-            await events.finish(answer.end())
-
-        async def collect() -> dict[str, Any]:
-            async with aclosing(outputs):
-                async for _, delta in outputs:
-                    for _ in answer.events(delta):
-                        pass
-            return answer.whole()
-
-        if stream:
-            await x.stream(produce, answer.start)
-        else:
-            await x.respond_json(await x.attached(collect()))
 
     async def _outputs(self, call: Call, info: EngineInfo, tally: Tally) -> Outputs:
         """(choice index, delta) of all prompts as they come; counts them. Nothing comes before every prompt is accepted, so

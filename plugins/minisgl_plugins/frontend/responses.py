@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from minisgl.api import ErrorShape, Exchange, FrontendContext, PluginSettings, bounds, route
+from minisgl.api import ErrorShape, Exchange, route
 
-from .generating import GeneratingFrontend
 from .openai_chunks import Tally
-from .openai_fields import OpenAISettings
+from .responses_about import responses
 from .responses_answer import ResponseAnswer
 from .responses_request import read_response
+from .translating import TranslatingFrontend, TranslatingSettings
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
 
-class ResponsesSettings(PluginSettings):
-    max_stop: int = Field(bounds.MAX_STOPS, ge=1, le=bounds.MAX_STOPS, description="most stop strings")
+class ResponsesSettings(TranslatingSettings):
     strict: bool = Field(False, description="refuse unknown fields instead of ignoring them")
-    exclude_tools_when_none: bool = Field(
-        False, description="do not show the model tools that tool_choice none forbids"
-    )
 
 
-class ResponsesFrontend(GeneratingFrontend):
-    Settings = ResponsesSettings  # those of chat completions that mean something here
-
-    def __init__(self, ctx: FrontendContext) -> None:
-        super().__init__(replace(ctx, settings=OpenAISettings(**ctx.settings.model_dump())))
+class ResponsesFrontend(TranslatingFrontend):
+    Settings = ResponsesSettings
 
     def routes(self) -> list[BaseRoute]:
-        return [route("POST", "/v1/responses", self.responses)]
+        return [route("POST", "/v1/responses", self.responses, responses(self.settings))]
 
     async def responses(self, x: Exchange) -> None:
         body = await x.json()

@@ -8,12 +8,12 @@ from typing import Any
 
 from minisgl.api import Delta, RequestError, TokenLogprob
 
-from .generating import EventAnswer, event
 from .openai_chunks import Tally
 from .openai_logprobs import LogprobWriter
 from .openai_reply import parts_of
 from .responses_items import CallItem, Item, MessageItem, ReasoningItem
 from .responses_request import Asked
+from .translating import EventAnswer, event
 
 
 class ResponseAnswer(EventAnswer):
