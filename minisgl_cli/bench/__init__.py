@@ -11,6 +11,7 @@ BENCHES = {
     "step": ("minisgl_cli.bench.step", "one decode step: device, host, graphs, changes and sampling"),
     "host": ("minisgl_cli.bench.host", "time of scheduling and of the prefix cache, without a model"),
     "simulator": ("minisgl_cli.bench.simulator", "what minisgl simulate predicts, against the real engine"),
+    "schemas": ("minisgl_cli.bench.schemas", "does every answer held to a JSON schema of a public suite fit it"),
     "load": ("minisgl_cli.bench.load", "how fast weights are read, in turn with one sequential read"),
 }
 

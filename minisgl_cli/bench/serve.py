@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -45,14 +45,22 @@ class Server:
     max_len: int | None
 
 
-def arguments(parser: ArgumentParser) -> None:
+def server_arguments(parser: ArgumentParser, temperature: float = 0.6) -> _ArgumentGroup:
+    """Which server, and how it is asked."""
     where = parser.add_argument_group("server")
     where.add_argument(
         "--base-url", metavar="URL", help="a server that runs; without it one is started with the settings, and ended"
     )
-    where.add_argument("--vocab", type=positive, default=VOCAB, metavar="N", help="prompt tokens are below N")
-    where.add_argument("--temperature", type=number(0, 2), default=0.6, metavar="T", help="of sampling; 0 is greedy")
+    where.add_argument(
+        "--temperature", type=number(0, 2), default=temperature, metavar="T", help="of sampling; 0 is greedy"
+    )
     where.add_argument("--timeout-s", type=number(0.001), default=600.0, metavar="S", help="of a request")
+    return where
+
+
+def arguments(parser: ArgumentParser) -> None:
+    where = server_arguments(parser)
+    where.add_argument("--vocab", type=positive, default=VOCAB, metavar="N", help="prompt tokens are below N")
     load_arguments(parser)
     out = parser.add_argument_group("output")
     out.add_argument("--bench-seed", type=natural, default=0, metavar="N", help="of made-up requests")

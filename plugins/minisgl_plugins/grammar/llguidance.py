@@ -6,8 +6,9 @@ How the JSON of a schema is spaced is fixed (", " and ": "), for models that cou
 from __future__ import annotations
 
 import json
+import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from threading import Lock
 from typing import Any
 
@@ -16,9 +17,15 @@ from pydantic import Field
 
 from minisgl.api import Grammar, GrammarContext, GrammarSpec, Matcher, Outline, PluginSettings, RequestError
 
+from .dialect import draft_of
+from .rewrite import rewritten
+
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 LENIENT = {"lenient": True, "coerce_one_of": True}
 MAX_MESSAGE = 400
+OLDEST = 4  # draft whose keywords are known
+log = logging.getLogger(__name__)
+_Rules = dict[str, Any]  # one of llguidance's grammars
 
 
 class LLGuidanceSettings(PluginSettings):
@@ -40,65 +47,95 @@ class LLGuidanceGrammar(Grammar):
         self._limits = llguidance.LLParserLimits(max_grammar_size=self.settings.max_grammar_size, verbose_errors=False)
         self._lock = Lock()  # of the tokenizer and the caches
         self._tokenizer: Any = None
-        self._checked: OrderedDict[GrammarSpec, RequestError | None] = OrderedDict()
+        self._checked: OrderedDict[GrammarSpec, _Rules | RequestError] = OrderedDict()
         self._matchers: OrderedDict[bytes, Any] = OrderedDict()  # never advanced, to be copied
 
     # -- what is asked for
 
     def check(self, spec: GrammarSpec) -> None:
-        with self._lock:
-            known = spec in self._checked
-            error = self._checked.get(spec)
-        if not known:
-            error = self._fault(spec)
-            with self._lock:
-                self._checked[spec] = error
-                _trim(self._checked, self.settings.cache)
-        if error is not None:
-            raise error
+        self._enforced(spec)
 
     def compile(self, outline: Outline) -> bytes:
-        if outline.answer is not None:
-            self.check(outline.answer)
         grammars = [{"name": "output", "lark_grammar": _rules(outline)}]
         if outline.answer is not None:
-            grammars.append({**self._grammar(outline.answer), "name": "answer"})
+            grammars.append({**self._enforced(outline.answer), "name": "answer"})
         compiled = json.dumps({"grammars": grammars}).encode()
         if outline.calls:
             self._prototype(compiled)  # its schemas were checked one by one, but not their sum
         return compiled
 
-    def _fault(self, spec: GrammarSpec) -> RequestError | None:
-        """Why ``spec`` cannot be enforced, if so."""
-        if len(spec.text) > self.settings.max_chars:
-            return _refused(spec, f"has {len(spec.text)} characters; at most {self.settings.max_chars} are allowed")
-        try:
-            grammar = self._grammar(spec)
-        except RequestError as error:
-            return error
-        except (ValueError, RecursionError) as exc:
-            return _refused(spec, f"is not valid: {exc}")
-        text = json.dumps({"grammars": [grammar]})
-        failed, messages = self._ll.LLMatcher.validate_grammar_with_warnings(
-            text, self._vocabulary(), limits=self._limits
-        )
-        if failed or (spec.strict and messages):
-            return _refused(spec, f"cannot be enforced: {'; '.join(messages)}")
-        return None
+    def _enforced(self, spec: GrammarSpec) -> _Rules:
+        """What holds an output to ``spec``. Raises: RequestError if nothing does."""
+        with self._lock:
+            found = self._checked.get(spec)
+        if found is None:
+            try:
+                found = self._tried(spec)
+            except RequestError as error:
+                found = error
+            with self._lock:
+                self._checked[spec] = found
+                _trim(self._checked, self.settings.cache)
+        if isinstance(found, RequestError):
+            raise found
+        return found
 
-    def _grammar(self, spec: GrammarSpec) -> dict[str, Any]:
-        """As one of llguidance's grammars. Raises: ValueError, RequestError."""
+    def _tried(self, spec: GrammarSpec) -> _Rules:
+        """The first of the ways to say it that llguidance enforces. Raises: RequestError."""
+        if len(spec.text) > self.settings.max_chars:
+            raise _refused(spec, f"has {len(spec.text)} characters; at most {self.settings.max_chars} are allowed")
+        why: str | None = None
+        try:
+            for strict, rules in self._ways(spec):
+                failed, messages = self._ll.LLMatcher.validate_grammar_with_warnings(
+                    json.dumps({"grammars": [rules]}), self._vocabulary(), limits=self._limits
+                )
+                if not failed and not (strict and messages):
+                    if messages:
+                        log.info("'%s' is not enforced in full: %s", spec.param, _short("; ".join(messages)))
+                    return rules
+                why = why or "; ".join(messages)
+        except (ValueError, RecursionError) as exc:
+            raise _refused(spec, f"is not valid: {exc}") from exc
+        raise _refused(spec, f"cannot be enforced: {why}")
+
+    def _ways(self, spec: GrammarSpec) -> Iterator[tuple[bool, _Rules]]:
+        """(whether all of it has to be enforced, how to say it), the best first. Raises: ValueError, RequestError."""
+        if spec.kind != "json_schema":
+            yield spec.strict, self._plain(spec)
+            return
+        schema = json.loads(spec.text)
+        if schema is True:
+            schema = {}
+        if not isinstance(schema, dict):
+            raise _refused(spec, "must be an object")
+        said = [schema]
+        if draft_of(schema) < OLDEST:
+            if spec.strict:
+                raise _refused(
+                    spec, f"is of draft {draft_of(schema)}, whose keywords are others; write it in draft 7 or later"
+                )
+            yield False, self._schema(schema, False)
+            return
+        yield True, self._schema(schema, True)
+        # The rules of tool calls have the schemas of their arguments as they are.
+        if not spec.param.startswith("tools[") and (other := rewritten(schema)) is not None:
+            said.insert(0, other)
+            yield True, self._schema(other, True)
+        if not spec.strict:
+            for each in said:
+                yield False, self._schema(each, False)
+
+    def _schema(self, schema: Mapping[str, Any], strict: bool) -> _Rules:
+        spacing: Mapping[str, Any] = {} if self.settings.flexible_whitespace else SPACING
+        return {"json_schema": {**schema, "x-guidance": {**spacing, **({} if strict else LENIENT)}}}
+
+    def _plain(self, spec: GrammarSpec) -> _Rules:
+        """Of what is no schema. Raises: ValueError, RequestError."""
         if spec.kind == "json_object":
-            return {"json_schema": {"type": "object", "x-guidance": self._options(False)}}
-        if spec.kind == "json_schema":
-            schema = json.loads(spec.text)
-            if schema is True:
-                schema = {}
-            if not isinstance(schema, dict):
-                raise _refused(spec, "must be an object")
-            return {"json_schema": {**schema, "x-guidance": self._options(spec.strict)}}
+            return self._schema({"type": "object"}, True)
         if spec.kind == "regex":
-            found: dict[str, Any] = json.loads(self._ll.LLMatcher.grammar_from_regex(spec.text))["grammars"][0]
+            found: _Rules = json.loads(self._ll.LLMatcher.grammar_from_regex(spec.text))["grammars"][0]
             return {"lark_grammar": found["lark_grammar"]}
         if spec.kind == "choice":
             return {"lark_grammar": "start: " + " | ".join(json.dumps(c) for c in json.loads(spec.text))}
@@ -108,10 +145,6 @@ class LLGuidanceGrammar(Grammar):
             return {"lark_grammar": any_to_lark(spec.text)}
         except Exception as exc:  # the converter raises what it likes
             raise _refused(spec, f"is neither Lark nor GBNF: {exc}") from exc
-
-    def _options(self, strict: bool) -> dict[str, Any]:
-        spacing: Mapping[str, Any] = {} if self.settings.flexible_whitespace else SPACING
-        return {**spacing, **({} if strict else LENIENT)}
 
     # -- tokens
 
