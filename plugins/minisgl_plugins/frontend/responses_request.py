@@ -86,11 +86,13 @@ def renaming(names: dict[str, str]) -> Iterator[None]:
     try:
         yield
     except RequestError as e:
-        message, param = e.message, e.param
+        param, message = e.param, e.message
         for theirs, ours in names.items():
             if param is not None and (param == theirs or param.startswith((f"{theirs}.", f"{theirs}["))):
-                message = message.replace(f"'{param}'", f"'{ours}{param.removeprefix(theirs)}'")
                 param = ours + param.removeprefix(theirs)
+                message = message.replace(f"'{e.param}'", f"'{param}'")
+                break  # what it is now may be a name of theirs for something else
+        for theirs, ours in NAMES.items():
             message = message.replace(f"'{theirs}'", f"'{ours}'")
         raise RequestError(message, status=e.status, code=e.code, param=param, retry_after=e.retry_after) from e
 
