@@ -81,10 +81,9 @@ def run(worker: Worker) -> PlanDriver:
     return driver
 
 
-@pytest.mark.parametrize("attention", ["static", "torch"])
-def test_tokens_and_kv_are_those_of_whole_forwards(make: Callable[..., Worker], attention: str) -> None:
+def test_tokens_and_kv_are_those_of_whole_forwards(make: Callable[..., Worker]) -> None:
     """K2: padding writes to the dummy page alone, after a larger step too."""
-    pieces, whole = make(TOKENS, attention), make(0, attention)
+    pieces, whole = make(TOKENS), make(0)
     assert whole.piecewise is None
     first, second = run(pieces), run(whole)
     assert first.out == second.out
@@ -121,10 +120,13 @@ def test_buffers_never_move(make: Callable[..., Worker]) -> None:
     assert places() == before
 
 
-def test_nothing_is_captured_with_zero_tokens_or_a_backend_that_writes_kv(make: Callable[..., Worker]) -> None:
+def test_nothing_is_captured_with_zero_tokens_or_a_backend_that_writes_kv_or_has_no_graphs(
+    make: Callable[..., Worker],
+) -> None:
     class Writing(StaticAttention):
         writes_kv = True
 
+    assert make(TOKENS, "torch").piecewise is None
     worker = make(0)
     assert worker.piecewise is None
     worker.attention.__class__ = Writing

@@ -189,8 +189,9 @@ def add_graphs(
 def add_piecewise(
     worker: Worker, max_tokens: int, recorder: Recorder, progress: Callable[[str, int, int], None] = no_progress
 ) -> None:
-    """Capture the layers between attention calls for steps of up to ``max_tokens`` tokens, unless the backend writes KV."""
-    if not max_tokens or worker.attention.writes_kv:
+    """Capture the layers between attention calls for steps of up to ``max_tokens`` tokens, where decode steps can be captured:
+    the same ops run. Not if the backend writes KV."""
+    if not max_tokens or worker.attention.writes_kv or worker.attention.graph < GraphSupport.DECODE:
         return
     w, dummy = worker, worker.rows.dummy_page * worker.rows.page_size
     w.piecewise = PiecewiseRunner(
