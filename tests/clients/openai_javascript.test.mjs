@@ -6,7 +6,7 @@ import { test } from "node:test";
 
 const load = createRequire(process.env.MINISGL_CLIENT_FOLDER + "/");
 const OpenAI = load("openai").default;
-const { zodFunction, zodResponseFormat } = load("openai/helpers/zod");
+const { zodFunction, zodResponseFormat, zodTextFormat } = load("openai/helpers/zod");
 const { z } = load("zod");
 const { real, scripted } = JSON.parse(process.env.MINISGL_CLIENTS);
 
@@ -77,6 +77,24 @@ for (const stream of [false, true]) {
     assert.match(content, /sunny, 21 degrees/);
   });
 }
+
+test("responses, whole and streamed, agree", async () => {
+  const ask = { model: real.model, input: USER, temperature: 0 };
+  const whole = await realClient.responses.create(ask);
+  const final = await realClient.responses.stream(ask).finalResponse();
+  assert.equal(whole.output_text, ANSWER);
+  assert.equal(final.output_text, ANSWER);
+  assert.equal(final.usage.output_tokens, whole.usage.output_tokens);
+});
+
+test("responses are parsed", async () => {
+  const got = await realClient.responses.parse({
+    model: real.model,
+    input: USER,
+    text: { format: zodTextFormat(Weather, "weather") },
+  });
+  Weather.parse(got.output_parsed);
+});
 
 test("errors are exceptions of their kind with message, code and param", async () => {
   await assert.rejects(client.chat.completions.create({ model: "other", messages: USER }), (e) => {

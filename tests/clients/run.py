@@ -169,7 +169,7 @@ def recorded() -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     rows = ["| client | version | run | verdict | what was checked |", "|---|---|---|---|---|"]
-    for name, r in sorted(results.items()):
+    for _, r in sorted(results.items()):
         checks = "; ".join(
             check if verdict == "ok" else f"**{check}: {verdict}**" for check, verdict in r["checks"].items()
         )

@@ -15,7 +15,7 @@ from typing import Any
 
 VARIABLE = "MINISGL_CLIENTS"
 TEMPLATES = Path(__file__).parent / "templates"
-FRONTENDS = ("--frontend", "openai,anthropic")
+FRONTENDS = ("--frontend", "openai,anthropic,responses")
 MAX_LEN = 16384  # of the scripted model, whose tokens are bytes
 
 

@@ -21,18 +21,23 @@ class Weather(BaseModel):
     days: int
 
 
+def made(model: str, url: str, key: str, **more: Any) -> Any:
+    return langchain_openai.ChatOpenAI(model=model, base_url=url, api_key=key, max_retries=0, stream_usage=True, **more)
+
+
 @pytest.fixture
 def chat(scripted: Scripted) -> Any:
-    return langchain_openai.ChatOpenAI(
-        model=scripted.model, base_url=scripted.v1, api_key=scripted.key, max_retries=0, stream_usage=True
-    )
+    return made(scripted.model, scripted.v1, scripted.key)
 
 
 @pytest.fixture
 def real_chat(real: Real) -> Any:
-    return langchain_openai.ChatOpenAI(
-        model=real.model, base_url=real.v1, api_key="none", temperature=0, max_retries=0, stream_usage=True
-    )
+    return made(real.model, real.v1, "none", temperature=0)
+
+
+@pytest.fixture
+def responses(scripted: Scripted) -> Any:
+    return made(scripted.model, scripted.v1, scripted.key, use_responses_api=True)
 
 
 def added(chunks: Any) -> Any:
@@ -52,16 +57,20 @@ def test_whole_and_streamed_answers_and_their_usage_agree(real_chat: Any) -> Non
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_tools_go_round(scripted: Scripted, chat: Any, streamed: bool) -> None:
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_tools_go_round_by_chat_completions_and_by_responses(
+    scripted: Scripted, request: pytest.FixtureRequest, api: str, streamed: bool
+) -> None:
     from langchain_core.messages import HumanMessage, ToolMessage
 
     scripted.replies("Let me see." + scripted.call("Weather", city="Paris", days=2))
-    bound = chat.bind_tools([Weather])
+    bound = request.getfixturevalue(api).bind_tools([Weather])
     message = added(bound.stream(QUESTION)) if streamed else bound.invoke(QUESTION)
     (call,) = message.tool_calls
+    assert message.text == "Let me see."
     assert (call["name"], call["args"]) == ("Weather", {"city": "Paris", "days": 2})
     turns = [HumanMessage(QUESTION), message, ToolMessage("sunny, 21 degrees", tool_call_id=call["id"])]
-    assert "tool: sunny, 21 degrees" in bound.invoke(turns).content  # a prompt is its own answer
+    assert "tool: sunny, 21 degrees" in bound.invoke(turns).text  # a prompt is its own answer
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])

@@ -92,3 +92,14 @@ def test_messages_of_anthropic_through_the_anthropic_provider(scripted: Scripted
     )
     (call,) = got.choices[0].message.tool_calls
     assert json.loads(call.function.arguments) == {"city": "Paris"}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_responses(scripted: Scripted, base: dict[str, Any], streamed: bool) -> None:
+    scripted.replies("It is sunny.")
+    base["input"] = base.pop("messages")
+    got = litellm.responses(**{**base, "model": f"openai/{scripted.model}"}, stream=streamed)
+    if streamed:
+        (got,) = [event.response for event in got if event.type == "response.completed"]
+    (message,) = got.output
+    assert (got.status, message.content[0].text) == ("completed", "It is sunny.")

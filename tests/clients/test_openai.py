@@ -111,6 +111,40 @@ def test_completions_give_log_probabilities(real: Real, real_sdk: Any) -> None:
         assert max(t.logprob for t in token.top_logprobs) == token.logprob
 
 
+def test_responses_whole_and_streamed_agree(real: Real, real_sdk: Any) -> None:
+    ask = {"model": real.model, "input": USER, "temperature": 0}
+    whole = real_sdk.responses.create(**ask)
+    with real_sdk.responses.stream(**ask) as stream:
+        final = stream.get_final_response()
+    assert whole.output_text == final.output_text == ANSWER
+    assert (whole.status, final.status) == ("completed", "completed")
+    assert whole.usage.output_tokens == final.usage.output_tokens > 0
+    assert whole.usage.input_tokens == final.usage.input_tokens
+
+
+def test_responses_are_parsed(real: Real, real_sdk: Any) -> None:
+    got = real_sdk.responses.parse(model=real.model, input=USER, text_format=Weather)
+    assert isinstance(got.output_parsed, Weather)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_tools_go_round_with_responses(scripted: Scripted, sdk: Any, streamed: bool) -> None:
+    scripted.replies("Let me see." + scripted.call("weather", city="Paris", days=2))
+    tool = {"type": "function", **TOOL["function"]}
+    ask = {"model": scripted.model, "input": USER, "tools": [tool]}
+    if streamed:
+        with sdk.responses.stream(**ask) as stream:
+            got = stream.get_final_response()
+    else:
+        got = sdk.responses.create(**ask)
+    message, call = got.output
+    assert message.content[0].text == "Let me see."
+    assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Paris", "days": 2})
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny, 21 degrees"}
+    asked = sdk.responses.create(**{**ask, "input": [*USER, *got.output, result]})  # a prompt is its own answer
+    assert "tool: sunny, 21 degrees" in asked.output_text
+
+
 def test_models_are_listed(real: Real, real_sdk: Any) -> None:
     assert [m.id for m in real_sdk.models.list()] == [real.model]
     assert real_sdk.models.retrieve(real.model).id == real.model
