@@ -17,8 +17,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from minisgl.api.hookspec import hookimpl
-from minisgl.base.errors import ConfigError
-from minisgl.client.exchange import route
+from minisgl.base.errors import ConfigError, RequestError
+from minisgl.client.exchange import LARGE_BODY, route
 from minisgl.client.frontend import FrontendContext, HttpFrontend
 from minisgl.client.http import HttpHost
 from minisgl.config.schema import Settings
@@ -147,6 +147,49 @@ def test_while_the_model_loads_requests_are_told_so(start, api):
         api.refused(r, 503, "model_loading", None)
         assert r.headers["retry-after"] == "1"
     served.client.state, served.client.info = "ready", info
+
+
+def test_a_large_body_is_read_beside_the_event_loop_and_a_small_one_in_it():
+    """The reader of the large one waits until another request is answered, which on the loop it would never be."""
+    answered = threading.Event()
+    readers: list[int] = []
+
+    def reader(body: dict[str, Any]) -> dict[str, Any]:
+        readers.append(threading.get_ident())
+        assert len(body["text"]) < LARGE_BODY or answered.wait(20)
+        return body
+
+    async def sized(x: Any) -> None:
+        await x.respond_json({"size": len((await x.read(reader))["text"])})
+
+    made = host({"first": frontend(route("POST", "/size", sized))})
+
+    async def both() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app=made.app)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://host") as client:
+            large = asyncio.ensure_future(client.post("/size", json={"text": "x" * LARGE_BODY}))
+            while not readers:
+                await asyncio.sleep(0.001)
+            small = await client.post("/size", json={"text": "x"})
+            answered.set()
+            return [await large, small]
+
+    large, small = asyncio.run(both())
+    assert (large.json(), small.json()) == ({"size": LARGE_BODY}, {"size": 1})
+    assert readers[0] != threading.get_ident() == readers[1]
+
+
+def test_a_refusal_of_a_large_body_has_its_status():
+    def refuse(body: dict[str, Any]) -> None:
+        raise RequestError("no", code="invalid_value", param="text")
+
+    async def handler(x: Any) -> None:
+        await x.read(refuse)
+
+    made = host({"first": frontend(route("POST", "/no", handler))})
+    for body in (b'{"text": "%s"}' % (b"x" * LARGE_BODY), b'{"text": "%s' % (b"x" * LARGE_BODY)):
+        r = ask(made, "POST", "/no", content=body, headers={"content-type": "application/json"})
+        assert (r.status_code, r.json()["error"]["code"] in ("invalid_value", "invalid_json")) == (400, True)
 
 
 def test_no_header_names_the_server_software(api):

@@ -242,6 +242,22 @@ def test_13_bad_json(api, body):
     api.refused(r, 400, "invalid_json", None)
 
 
+@pytest.mark.parametrize("levels", [501, 1000, 1024])
+def test_13_more_levels_than_other_processes_take(api, levels):
+    """Also where nothing is read of them."""
+    deep = '{"a":' * (levels - 1) + "1" + "}" * (levels - 1)
+    for field in ("chat_template_kwargs", "logits", "foo"):
+        body = f'{{"messages": [{{"role": "user", "content": "x"}}], "{field}": {deep}}}'
+        r = api.http.post(CHAT, content=body, headers={"content-type": "application/json"})
+        assert "500 levels" in api.refused(r, 400, "invalid_json", None)
+
+
+def test_13_arguments_of_a_call_that_are_nested_deeply_stay_text(served, api):
+    call = {"function": {"name": "f", "arguments": '{"a":' * 600 + "1" + "}" * 600}}
+    messages = [*USER, {"role": "assistant", "tool_calls": [call]}]
+    assert api.post(CHAT, {"messages": messages, "max_tokens": 1}).status_code == 200
+
+
 def test_13_too_deep_json(api):
     r = api.http.post(CHAT, content="[" * 100_000, headers={"content-type": "application/json"})
     api.refused(r, 400, "invalid_json", None)

@@ -211,8 +211,7 @@ class Middleware:
 
     @hookimpl
     def http_middleware(self, frontend: str, add: Callable[[Any], None]) -> None:
-        assert frontend == "openai"
-        for cls in self.classes:
+        for cls in self.classes if frontend == "openai" else ():
             add(cls)
 
 

@@ -58,6 +58,7 @@ from minisgl.client.fields import (
 )
 from minisgl.client.frontend import Frontend, FrontendContext, HttpFrontend
 from minisgl.client.notes import Note, described
+from minisgl.client.parse import too_deep
 from minisgl.client.router import ReplicaLoad, Router, RouterContext
 from minisgl.engine.executor import ExecContext, ExecHealth, Executor
 from minisgl.engine.loop import EngineOps, LoopContext, StepLoop, Ticket
@@ -188,5 +189,6 @@ __all__ = [
     "invalid_type",
     "one_of",
     "route",
+    "too_deep",
     "unavailable",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ import contextlib
 import re
 import socket
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,7 @@ class HttpHost:
         self.hooks = hooks
         self.frontends = frontends
         self._cut = asyncio.Event()
+        self._large = ThreadPoolExecutor(1, "large-body")
         self._server: uvicorn.Server | None = None
         self._shapes: list[tuple[str, ErrorShape]] = []  # of paths whose errors are not written as elsewhere
         admin = ADMIN if config.server.admin_key.get_secret_value() else frozenset[str]()
@@ -81,7 +83,7 @@ class HttpHost:
         self._keys = Keys(bool(auth.api_keys), free, admin)
         self._gate = Gate(auth, PROBES | METRICS, self._why_closed)
         cors = Cors(self._gate, config.server.cors_origins)
-        envelope = Envelope(cors, config.server, self._cut, client.meter, cors.headers, self._errors)
+        envelope = Envelope(cors, config.server, self._cut, self._large, client.meter, cors.headers, self._errors)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             scope["app"] = self  # so that Starlette raises its errors instead of answering in plain text

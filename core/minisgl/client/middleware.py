@@ -7,6 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Collection
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import MutableHeaders
@@ -45,6 +46,7 @@ class Envelope:
         app: ASGIApp,
         config: ServerSettings,
         cut: asyncio.Event,
+        large: Executor,
         meter: Meter,
         more_headers: Callable[[Scope], list[tuple[bytes, bytes]]],
         errors: Callable[[str], ErrorShape],
@@ -53,6 +55,7 @@ class Envelope:
         self.app = app
         self.config = config
         self.cut = cut
+        self.large = large
         self.meter = meter
         self.more_headers = more_headers
         self.errors = errors
@@ -64,6 +67,7 @@ class Envelope:
         state = HttpState(
             request_id=given if REQUEST_ID.fullmatch(given) else new_request_id(),
             cut=self.cut,
+            large=self.large,
             header_delay_s=self.config.sse_header_delay_s,
             keep_alive_s=self.config.sse_keep_alive_s,
             errors=self.errors(scope["path"]),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from minisgl.api import Fields, Note, Value, bounds
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -94,8 +92,7 @@ def _assistant(blocks: list[Fields]) -> list[dict[str, Any]]:
     for block in blocks:
         kind = _kind(block, "text", "thinking", "redacted_thinking", "tool_use")
         if kind == "tool_use":
-            arguments = orjson.dumps(block.need("input").object().body).decode()
-            function = {"name": block.need("name").string(), "arguments": arguments}
+            function = {"name": block.need("name").string(), "arguments": block.need("input").object().body}
             calls.append({"id": block.string("id"), "type": "function", "function": function})
         elif kind == "thinking":
             thoughts.append(block.need("thinking").string())

@@ -49,15 +49,14 @@ class OpenAIFrontend(GeneratingFrontend):
         await self._answer(x, read_completion)
 
     async def _answer(self, x: Exchange, read: Read) -> None:
-        body = await x.json()
-        info = self._info()
-        call = read(body, info, self.settings).counted_for(x.header(b"authorization"))
+        call = await x.read(lambda body: read(body, self._info(), self.settings))
+        call = call.counted_for(x.header(b"authorization"))
         if call.common.request_id is not None:
             x.request_id = call.common.request_id
         answer = Answer(call, x.request_id, self.fingerprint)
         tally = Tally(len(call.prompts), call.n)
         echoes = await self._echoes(call)
-        outputs = self._outputs(call, info, tally)
+        outputs = self._outputs(call, self._info(), tally)
         if call.common.stream:
             await self._stream(x, Chunks(answer, echoes, tally), call, echoes, outputs)
         else:
@@ -121,15 +120,15 @@ class OpenAIFrontend(GeneratingFrontend):
 
     async def tokenize(self, x: Exchange) -> None:
         """``prompt`` or ``messages`` to token ids."""
-        body, info = await x.json(), self._info()
-        request, wants_text = read_tokenize(body, info)
+        request, wants_text = await x.read(lambda body: read_tokenize(body, self._info()))
         ids = await self.client.tokenize(request)
         texts = [await self.client.detokenize([i]) for i in ids] if wants_text else None
-        await x.respond_json({"count": len(ids), "max_model_len": info.max_len, "tokens": ids, "token_strs": texts})
+        most = self._info().max_len
+        await x.respond_json({"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": texts})
 
     async def detokenize(self, x: Exchange) -> None:
-        body, info = await x.json(), self._info()
-        await x.respond_json({"prompt": await self.client.detokenize(read_detokenize(body, info))})
+        ids = await x.read(lambda body: read_detokenize(body, self._info()))
+        await x.respond_json({"prompt": await self.client.detokenize(ids)})
 
 
 def _model(name: str, info: EngineInfo) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from minisgl.api import Fields, Value
+from minisgl.api import Fields, Value, too_deep
 
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 NOT_TEXT = ("image_url", "input_audio", "file", "video_url", "audio_url", "input_image", "input_file")
@@ -97,4 +97,4 @@ def _arguments(function: Fields) -> Any:
         parsed = orjson.loads(text)
     except orjson.JSONDecodeError:
         return text
-    return parsed if isinstance(parsed, dict) else text
+    return parsed if isinstance(parsed, dict) and not too_deep(parsed) else text

@@ -29,14 +29,12 @@ class ResponsesFrontend(TranslatingFrontend):
         return [route("POST", "/v1/responses", self.responses, responses(self.settings))]
 
     async def responses(self, x: Exchange) -> None:
-        body = await x.json()
-        info = self._info()
-        asked = read_response(body, info, self.settings)
+        asked = await x.read(lambda body: read_response(body, self._info(), self.settings))
         call = asked.call.counted_for(x.header(b"authorization"))
         if call.common.request_id is not None:
             x.request_id = call.common.request_id
         tally = Tally(1, 1)
         answer = ResponseAnswer(asked, tally, x.request_id)
         x.state.errors = ErrorShape(frame=answer.failed, done=b"")
-        outputs = asked.renamed(self._outputs(call, info, tally))
+        outputs = asked.renamed(self._outputs(call, self._info(), tally))
         await self._answer_events(x, answer, outputs, call.common.stream)
