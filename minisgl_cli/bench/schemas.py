@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,7 +62,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``status``: "refused", "finished", "cut" by max_tokens or "failed". ``text``: the answer, or why there is none. ``fault``: why
+    """``status``: "refused", "finished", "unchecked" where a finished answer's schema
+    has an expression that only other validators know, "cut" by max_tokens, or "failed". ``text``: the answer, or why there is none. ``fault``: why
     a finished answer does not fit, "" if it does. ``tokens``: of the answer."""
 
     case: Case
@@ -187,11 +189,17 @@ def judged(case: Case, strict: bool, answer: Mapping[str, Any]) -> Outcome:
     text = choice["message"]["content"] or ""
     if choice["finish_reason"] != "stop":
         return Outcome(case, strict, "cut", text, tokens=tokens)
-    return Outcome(case, strict, "finished", text, misfit(case.schema, text), tokens)
+    try:
+        return Outcome(case, strict, "finished", text, misfit(case.schema, text), tokens)
+    except re.error:  # \\p{...} is not of Python
+        return Outcome(case, strict, "unchecked", text, tokens=tokens)
 
 
 def misfit(schema: Mapping[str, Any], text: str) -> str:
-    """Why ``text`` is no JSON of this schema, by its own draft and with its formats; "" if it is."""
+    """Why ``text`` is no JSON of this schema, by its own draft and with its formats; "" if it is.
+
+    Raises: re.error for an expression that Python does not know.
+    """
     from jsonschema import validators
     from jsonschema.exceptions import ValidationError
     from jsonschema_specifications import REGISTRY
@@ -202,6 +210,8 @@ def misfit(schema: Mapping[str, Any], text: str) -> str:
         cls(schema, registry=REGISTRY, format_checker=cls.FORMAT_CHECKER).validate(value)
     except (ValidationError, ValueError) as exc:
         return str(exc).splitlines()[0]
+    except re.error:
+        raise
     except Exception as exc:  # for example a reference to what is elsewhere, which is to be refused
         return f"cannot be validated: {type(exc).__name__}: {exc}"
     return ""
@@ -250,13 +260,15 @@ def first_line(text: str) -> str:
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """``accepted`` of all, ``finished`` of the accepted; ``misfits``: finished answers that are not what the schema says."""
     count = Counter(o.status for o in outcomes)
-    accepted = count["finished"] + count["cut"]
+    finished = count["finished"] + count["unchecked"]
+    accepted = finished + count["cut"]
     return {
         "schemas": len(outcomes),
         "refused": count["refused"],
         "accepted": accepted / len(outcomes),
-        "finished": count["finished"] / max(accepted, 1),
+        "finished": finished / max(accepted, 1),
         "misfits": sum(bool(o.fault) for o in outcomes),
+        "unchecked": count["unchecked"],
         "failed": count["failed"],
         "tokens": sum(o.tokens for o in outcomes),
     }

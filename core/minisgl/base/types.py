@@ -326,8 +326,8 @@ class ParseSpec:
     strict: tuple[str, ...] = ()
 
 
-PartKind = Literal["content", "reasoning", "call", "arguments", "end", "broken"]
-PART_KINDS: tuple[PartKind, ...] = ("content", "reasoning", "call", "arguments", "end", "broken")
+PartKind = Literal["content", "reasoning", "call", "arguments", "end"]
+PART_KINDS: tuple[PartKind, ...] = ("content", "reasoning", "call", "arguments", "end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,8 +335,7 @@ class Part:
     """A piece of an output that is parsed. ``kind``, and what ``text`` then is:
 
     "content": answer; "reasoning": thought; "call": a tool call begins, the tool's name; "arguments": the next piece of the
-    call's arguments, which are JSON of an object when joined; "end": the call is complete, ""; "broken": the call that was
-    begun is none after all, all the text that the model wrote for it.
+    call's arguments, which are JSON of an object when joined; "end": the call is complete, or as far as it goes, "".
     """
 
     kind: PartKind

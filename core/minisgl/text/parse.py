@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from minisgl.base.errors import ConfigError, RequestError
@@ -126,11 +127,12 @@ class Parsers:
         tools: Sequence[Mapping[str, Any]] = (),
         prompt: str = "",
         continued: str = "",
+        sure: bool = False,
     ) -> Parsing:
-        """For one more output."""
+        """For one more output. ``sure``: it is held to a grammar of its calls."""
         stages = self._stages(spec)
         cuts = self._chosen["calls"][0].openers if "calls" in stages else ()
-        ctx = ParserContext(None, tools, prompt, continued, cuts)
+        ctx = ParserContext(None, tools, prompt, continued, cuts, sure)
         made = {stage: self._chosen[stage][1](ctx) for stage in stages}
         return Parsing(made.get("reasoning"), made.get("calls"), stops, spec.max_calls)
 
@@ -178,6 +180,6 @@ def _maker(registry: Registry, name: str, options: Mapping[str, Any]) -> Make:
     settings = registry.settings("parser", name, options)
 
     def make(ctx: ParserContext) -> OutputParser:
-        return cls(ParserContext(settings, ctx.tools, ctx.prompt, ctx.continued, ctx.cuts))
+        return cls(replace(ctx, settings=settings))
 
     return make

@@ -23,13 +23,15 @@ Terminal = Callable[[str], str]
 class ParserContext:
     """``tools``: the functions that may be called, as the request has them (``name``, ``parameters``, ...). ``prompt``: the
     text that the output continues. ``continued``: the end of it that is the model's own, when the last message is continued;
-    else "". ``cuts``: texts that end reasoning though its end tag did not come."""
+    else "". ``cuts``: texts that end reasoning though its end tag did not come. ``sure``: a grammar sees to it that what begins as
+    a call becomes one."""
 
     settings: Any
     tools: Sequence[Mapping[str, Any]] = ()
     prompt: str = ""
     continued: str = ""
     cuts: Sequence[str] = ()
+    sure: bool = False
 
 
 class OutputParser(Component):

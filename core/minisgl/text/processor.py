@@ -118,7 +118,7 @@ class TextProcessor:
             prompt_tokens=len(ids),
             decoder=self._decoder(request),
             stops=stops,
-            parsing=self._parsing(request, text, stops),
+            parsing=self._parsing(request, text, stops, bool(spec.grammar)),
             stop_ids=frozenset(spec.stop_ids),
             eos=frozenset() if params.ignore_eos else self._eos,
             show_stop=params.include_stop_str_in_output,
@@ -154,11 +154,11 @@ class TextProcessor:
         token = None if tokenizer is None else tokenizer.token_to_id(tag)
         return None if token is None or tokenizer is None or tokenizer.decode((token,), True) else token
 
-    def _parsing(self, request: GenerateRequest, text: str, stops: StopHolder | None) -> Parsing | None:
+    def _parsing(self, request: GenerateRequest, text: str, stops: StopHolder | None, sure: bool) -> Parsing | None:
         if request.parse is None or not self._parsers.needed(request.parse):
             return None
         tools = tool_functions(request.template.get("tools"))
-        return self._parsers.start(request.parse, stops, tools, text, continued(request))
+        return self._parsers.start(request.parse, stops, tools, text, continued(request), sure)
 
     def cancel(self, uids: Iterable[int]) -> list[int]:
         """The client is gone: nothing more is told of these. Returns: those to abort in the engine."""

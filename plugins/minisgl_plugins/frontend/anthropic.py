@@ -99,11 +99,6 @@ class Message(EventAnswer):
                 self._inputs[at] += part.text
                 change = {"type": "input_json_delta", "partial_json": part.text}
                 yield event("content_block_delta", index=at, delta=change)
-            elif part.kind == "broken" and not self._call.common.stream:  # nothing of it is out yet
-                self._open = ""
-                del self._inputs[len(self._blocks) - 1]
-                self._blocks.pop()
-                yield from self._text("content", part.text)
         if delta.finish is not None:
             yield from self._close()
             self._end(delta)

@@ -55,9 +55,6 @@ class Reply:
             self._calls.append({"id": call_id(), "type": "function", "function": function})
         elif part.kind == "arguments":
             self._calls[-1]["function"]["arguments"] += part.text
-        elif part.kind == "broken":
-            self._calls.pop()
-            self._content.append(part.text)
 
     @property
     def text(self) -> str:
@@ -93,7 +90,7 @@ class Reply:
 
 
 class ReplyDeltas:
-    """The same as the deltas of a stream. A call that breaks has gone out already, so it stays a call, as far as it goes."""
+    """The same as the deltas of a stream."""
 
     def __init__(self, reasoning_names: tuple[str, ...], forced_name: bool) -> None:
         self._names = reasoning_names

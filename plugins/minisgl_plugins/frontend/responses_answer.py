@@ -56,10 +56,6 @@ class ResponseAnswer(EventAnswer):
             elif part.kind == "end":
                 self._told.clear()
                 yield from self._close("completed")
-            elif part.kind == "broken":
-                yield from self._close("incomplete")
-                self._items.pop()
-                yield from self._text(MessageItem, part.text)
         if delta.finish is not None:
             yield from self._last(delta.finish == "length")
 

@@ -45,7 +45,8 @@ class Negation:
         if key == "properties":
             return self._each(value.values(), depth, [{"type": "object", "required": [p]} for p in value], list(value))
         if key in ("items", "prefixItems"):
-            return self._items(value, depth)
+            before = len(schema.get("prefixItems", [])) if key == "items" and self._document.draft >= 2020 else 0
+            return self._items(value, before, depth)
         if key == "contains" and not schema.keys() & {"minContains", "maxContains"}:
             without = self.of(value, depth)
             return None if without is None else [{"type": "array", "items": without}]
@@ -73,14 +74,14 @@ class Negation:
         found = [self.of(schema, depth) for schema in schemas]
         return None if None in found else [{"allOf": found}]
 
-    def _items(self, value: Any, depth: int) -> list[Schema] | None:
-        """The first item fails, or in a tuple the one at some place."""
+    def _items(self, value: Any, before: int, depth: int) -> list[Schema] | None:
+        """The first item after so many fails, or in a tuple the one at some place."""
         schemas = value if isinstance(value, list) else [value]
         found = [self.of(schema, depth) for schema in schemas]
         key = "items" if self._document.draft < 2020 else "prefixItems"
         said = [
             {"type": "array", "minItems": i + 1, key: [*([True] * i), failing]}
-            for i, failing in enumerate(found)
+            for i, failing in enumerate(found, before)
             if failing is not None and failing is not False
         ]
         return None if not said and None in found else said

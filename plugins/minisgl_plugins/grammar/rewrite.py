@@ -116,11 +116,11 @@ class _Rewriter:
         return [{"anyOf": [_both(s["if"], s.get("then", True)), _both(failing, s.get("else", True))]}]
 
     def _one_of(self, s: Mapping[str, Any]) -> Extra:
-        """Only where the engine does not see by itself that no two fit: this is the second try."""
+        """Raises: ValueError where it would have to stay: of a narrower option fewer values fail."""
         options = s["oneOf"]
         failing = [self._negation.of(option) for option in options]
         if None in failing:
-            return None
+            raise ValueError("oneOf")
         others = [[f for j, f in enumerate(failing) if j != i] for i in range(len(options))]
         return [{"anyOf": [_both(option, *rest) for option, rest in zip(options, others, strict=True)]}]
 

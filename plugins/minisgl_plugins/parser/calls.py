@@ -6,13 +6,23 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
-from minisgl.api import OutputParser, ParserContext, Part, Words
+from pydantic import Field
+
+from minisgl.api import OutputParser, ParserContext, Part, PluginSettings, Words
 
 Status = Literal["more", "done", "bad"]
 
 
+class CallSettings(PluginSettings):
+    early: bool = Field(
+        False,
+        description="arguments go out as the model writes them, before their call is known to be complete; one that "
+        "breaks then stays a call as far as it goes, instead of being text",
+    )
+
+
 class CallReader:
-    """One call. ``raw``: all it has read; ``opened``: its "call" part is out; ``status``: "bad" for text that is no call."""
+    """One call. ``raw``: all it has read; ``opened``: it has given its "call" part; ``status``: "bad" for text that is no call."""
 
     def __init__(self) -> None:
         self._raw: list[str] = []
@@ -35,12 +45,14 @@ class CallReader:
 class CallParser(OutputParser):
     """Finds where calls begin, gives each to a reader, and takes what stands between calls away.
 
-    Whitespace alone before or between calls is dropped. Text that turns out not to be a call is content as it was; if the call
-    had begun to go out, a "broken" part says so. ``after``: texts that may follow a call and belong to it.
+    Whitespace alone before or between calls is dropped. Text that turns out not to be a call is content as it was: so a call is
+    held back until it is complete, and streams say the same as whole answers. Where a grammar sees to it that what begins as a
+    call becomes one, or ``early`` is set, its parts go out as they come. ``after``: texts that may follow a call and belong to it.
 
         text --opener--> call --complete--> after --> text
     """
 
+    Settings = CallSettings
     stage = "calls"
     after: Sequence[str] = ()
 
@@ -53,6 +65,8 @@ class CallParser(OutputParser):
         self._said = False  # content came since the last call
         self._called = False
         self._reader: CallReader | None = None
+        self._early = ctx.sure or ctx.settings.early
+        self._held: list[Part] = []  # of the call that is read now
         self._follows = False  # right after a call
 
     @abstractmethod
@@ -109,26 +123,33 @@ class CallParser(OutputParser):
 
     def _in_call(self, reader: CallReader, out: list[Part]) -> bool:
         text, self._text = self._text, ""
-        self._text = reader.push(text, out)
-        if reader.opened:
-            self._called, self._said, self._blank = True, False, ""
+        self._text = reader.push(text, self._held)
+        if reader.opened and self._early:
+            self._release(out)
         if reader.status == "more":
             return False
         self._reader = None
         if reader.status == "done":
+            self._release(out)
             out.append(Part("end"))
             self._follows = True
         else:
             self._give_up(reader, "stop", out)
         return True
 
+    def _release(self, out: list[Part]) -> None:
+        """It is a call."""
+        out += self._held
+        self._held = []
+        self._called, self._said, self._blank = True, False, ""
+
     def _give_up(self, reader: CallReader, why: str, out: list[Part]) -> None:
-        if not reader.opened:
-            self._content(reader.raw, out)
-        elif why == "stop":
-            out.append(Part("broken", reader.raw))
-        else:  # cut off: as far as it goes it is a call
+        if reader.opened and (self._early or why != "stop"):  # cut off: as far as it goes it is a call
+            self._release(out)
             out.append(Part("end"))
+        else:
+            self._held = []
+            self._content(reader.raw, out)
 
     def _after_call(self) -> bool:
         text = self._text.lstrip()

@@ -36,13 +36,13 @@ TOOLS = [
 ]
 
 
-def make(name: str, **context: Any) -> OutputParser:
+def make(name: str, options: dict[str, Any] | None = None, **context: Any) -> OutputParser:
     context.setdefault("tools", TOOLS)
 
     def ctx(s: Any) -> ParserContext:
         return ParserContext(s, **context)
 
-    made: OutputParser = REGISTRY.create("parser", name, {}, ctx)
+    made: OutputParser = REGISTRY.create("parser", name, options or {}, ctx)
     return made
 
 
@@ -133,16 +133,18 @@ NAMES = ["hermes", "llama3-json", "pythonic", "qwen3-xml", "reasoning"]
 
 
 @settings(deadline=None, max_examples=150)
-@given(data=st.data(), name=st.sampled_from(NAMES), why=st.sampled_from(["stop", "length"]))
-def test_every_split_of_any_text_gives_the_same_parts_and_loses_nothing(data: Any, name: str, why: str) -> None:
+@given(data=st.data(), name=st.sampled_from(NAMES), why=st.sampled_from(["stop", "length"]), sure=st.booleans())
+def test_every_split_of_any_text_gives_the_same_parts_and_loses_nothing(
+    data: Any, name: str, why: str, sure: bool
+) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(PIECES), max_size=12)))
     cuts = sorted(data.draw(st.sets(st.integers(1, max(len(text) - 1, 1)), max_size=8)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    whole = parse(name, [text], why)
-    assert parse(name, pieces, why) == whole == parse(name, list(text), why)
+    whole = parse(name, [text], why, sure=sure)
+    assert parse(name, pieces, why, sure=sure) == whole == parse(name, list(text), why, sure=sure)
     open_ = False
-    for part in whole:  # call, arguments*, end or broken; nothing else in between
-        assert open_ == (part.kind in ("arguments", "end", "broken"))
+    for part in whole:  # call, arguments*, end; nothing else in between
+        assert open_ == (part.kind in ("arguments", "end"))
         open_ = part.kind in ("call", "arguments")
     assert not open_
     if not any(p.kind == "call" for p in whole) and name != "reasoning":
@@ -156,9 +158,13 @@ def test_every_split_of_any_text_gives_the_same_parts_and_loses_nothing(data: An
         ("hermes", '<tool_call>\n{"name": 5, "arguments": {}}\n</tool_call>'),
         ("hermes", '<tool_call>\n{"name": "f", "arguments": [1]}\n</tool_call>'),
         ("hermes", '<tool_call>\n{"name": "f", "arguments": "no"}\n</tool_call>'),
+        ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": }}\n</tool_call>'),
+        ("hermes", ' <tool_call>\n{"name": "f", "arguments": {"a": 1'),
+        ("llama3-json", '{"name": "f", "parameters": {"a": 1}, '),
         ("llama3-json", '{"name": "f", "parameters": 5}'),
         ("pythonic", "[f(a=)]"),
         ("qwen3-xml", "<tool_call>\n<function f>\n</tool_call>"),
+        ("qwen3-xml", "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</tool_call>"),
     ],
 )
 @pytest.mark.parametrize("whole", [True, False])
@@ -166,19 +172,31 @@ def test_25_malformed_calls_are_content_verbatim(name: str, text: str, whole: bo
     assert parse(name, [text] if whole else list(text)) == (content(text),)
 
 
-def test_a_call_that_breaks_after_its_name_says_so_with_all_it_wrote() -> None:
+def test_a_call_goes_out_when_it_is_complete() -> None:
+    parser = make("hermes")
+    assert [part for c in H1[: H1.index("}}") + 1] for part in parser.push(c, ())] == []
+    assert joined(parser.push("}", ())) == call("f", '{"a": 1}')
+
+
+@pytest.mark.parametrize("early", [{"sure": True}, {"options": {"early": True}}], ids=["held to a grammar", "early"])
+def test_a_call_that_is_sure_to_be_one_goes_out_as_it_comes(early: dict[str, Any]) -> None:
+    parser = make("hermes", **early)
+    kinds = [[part.kind for part in parser.push(c, ())] for c in H1]
+    assert [k for k in kinds if k] == [["call", "arguments"], *[["arguments"]] * 7, ["end"]]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_call_that_went_out_early_and_breaks_stays_one_as_far_as_it_goes(whole: bool) -> None:
     text = '<tool_call>\n{"name": "f", "arguments": {"a": }}\n</tool_call>'
-    for pieces in ([text], list(text)):
-        first, arguments, broken, rest = parse("hermes", pieces)
-        assert (first, arguments) == (Part("call", "f"), Part("arguments", '{"a": '))
-        assert broken.kind == "broken"
-        assert broken.text + rest.text == text
+    parts = parse("hermes", [text] if whole else list(text), options={"early": True})
+    assert parts == (*call("f", '{"a": '), content("}}\n</tool_call>"))
 
 
 def test_a_call_cut_by_the_length_is_a_call_as_far_as_it_goes() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": 1'
     assert parse("hermes", [text], "length") == call("f", '{"a": 1')
-    assert parse("hermes", [text], "stop")[-1] == Part("broken", text)
+    assert parse("hermes", [text], "stop") == (content(text),)
+    assert parse("hermes", [text], "stop", sure=True) == call("f", '{"a": 1')
 
 
 def test_a_broken_call_does_not_swallow_the_next_one() -> None:
