@@ -17,9 +17,6 @@ from .translating import EventAnswer, event
 
 
 class ResponseAnswer(EventAnswer):
-    """A call that breaks has gone out in a stream already: there it is an item that is done and incomplete, and not among those
-    of the response at the end, which has the text of the call in a message, as the whole answer has."""
-
     def __init__(self, asked: Asked, tally: Tally, request_id: str) -> None:
         self._asked, self._tally = asked, tally
         self._id = "resp_" + request_id.removeprefix("req_")
@@ -27,7 +24,6 @@ class ResponseAnswer(EventAnswer):
         self._writer = LogprobWriter(asked.call.common.names_as_ids)
         self._told: list[TokenLogprob] = []  # of tokens whose text is held back
         self._items: list[Item] = []  # of the response
-        self._announced = 0  # items that events tell of
         self._open: Item | None = None  # the last one, while it grows
         self._sequence = 2  # number of the next event; the first two are those of the start
         self._cut = False
@@ -55,7 +51,8 @@ class ResponseAnswer(EventAnswer):
                 yield from self._grow(part.text)
             elif part.kind == "end":
                 self._told.clear()
-                yield from self._close("completed")
+                whole = isinstance(self._open, CallItem) and self._open.whole
+                yield from self._close("completed" if whole else "incomplete")
         if delta.finish is not None:
             yield from self._last(delta.finish == "length")
 
@@ -84,7 +81,6 @@ class ResponseAnswer(EventAnswer):
         yield from self._close("completed")
         self._items.append(item)
         self._open = item
-        self._announced += 1
         for kind, members in item.opened():
             yield self._of_item(item, kind, members)
 
@@ -110,7 +106,7 @@ class ResponseAnswer(EventAnswer):
     def _of_item(self, item: Item, kind: str, members: dict[str, Any]) -> bytes:
         if "item" not in members:
             members["item_id"] = item.body["id"]
-        return self._event(kind, output_index=self._announced - 1, **members)
+        return self._event(kind, output_index=len(self._items) - 1, **members)
 
     def _event(self, kind: str, **members: Any) -> bytes:
         self._sequence += 1

@@ -8,6 +8,8 @@ import secrets
 from abc import ABC, abstractmethod
 from typing import Any
 
+import orjson
+
 from .openai_reply import call_id
 
 Event = tuple[str, dict[str, Any]]  # its type, and its members beside those that the answer knows
@@ -110,6 +112,15 @@ class ReasoningItem(Item):
 class CallItem(Item):
     def __init__(self, name: str) -> None:
         super().__init__("fc_", "function_call", call_id=call_id(), name=name, arguments="")
+
+    @property
+    def whole(self) -> bool:
+        """Its arguments are JSON, not what a limit left of it."""
+        try:
+            orjson.loads(self.text)
+        except orjson.JSONDecodeError:
+            return False
+        return True
 
     def _delta(self, text: str, logprobs: list[dict[str, Any]]) -> Event:
         return "response.function_call_arguments.delta", {"delta": text}

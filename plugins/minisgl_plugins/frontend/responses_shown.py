@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from minisgl.api import EngineInfo, RequestError, bounds
+from minisgl.api import EngineInfo, bounds
 
 from .openai_request import Call
 
@@ -16,7 +16,7 @@ GIVEN = ("user", "safety_identifier", "prompt_cache_key")  # not there unless th
 
 def shown(body: dict[str, Any], chat: dict[str, Any], call: Call, info: EngineInfo) -> dict[str, Any]:
     """``chat``: the chat body that was made of ``body``; ``call``: what that was read as. Both are checked, so only fields that
-    are known are shown. Raises: RequestError for schemas that can be read, but not written."""
+    are known are shown."""
     sampling = call.common.sampling
     text, reasoning = body.get("text") or {}, body.get("reasoning") or {}
     form = {name: value for name, value in (text.get("format") or {"type": "text"}).items() if name in FORM}
@@ -38,9 +38,9 @@ def shown(body: dict[str, Any], chat: dict[str, Any], call: Call, info: EngineIn
         "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
         "store": False,
         "temperature": _sampled("temperature", sampling.temperature, info),
-        "text": _written({"format": form, **verbosity}, "text.format.schema", "invalid_json_schema"),
+        "text": _written({"format": form, **verbosity}),
         "tool_choice": _choice(chat.get("tool_choice")),
-        "tools": _written(tools, "tools", "invalid_function_parameters"),
+        "tools": _written(tools),
         "top_logprobs": call.logprobs or 0,
         "top_p": _sampled("top_p", sampling.top_p, info),
         "truncation": "disabled",
@@ -57,12 +57,9 @@ def _choice(choice: Any) -> Any:
     return {"type": "allowed_tools", "mode": allowed["mode"], "tools": [_choice(tool) for tool in allowed["tools"]]}
 
 
-def _written(value: Any, param: str, code: str) -> orjson.Fragment:
-    """As JSON, once for all events. The parser reads deeper values than can be written."""
-    try:
-        return orjson.Fragment(orjson.dumps(value))
-    except orjson.JSONEncodeError:
-        raise RequestError(f"'{param}' is nested too deeply.", code=code, param=param) from None
+def _written(value: Any) -> orjson.Fragment:
+    """As JSON: schemas are written once for all events."""
+    return orjson.Fragment(orjson.dumps(value))
 
 
 def _sampled(name: str, given: float | None, info: EngineInfo) -> float:
