@@ -14,7 +14,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +96,19 @@ class Vocabulary:
         return len(self.vocab)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``--base-url`` only what asks a server is run."""
+    if config.getoption("--base-url") is None:
+        return
+    for item in items:
+        if Path(__file__).parent in item.path.parents and "target" not in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.skip(reason="asks the server of the repository, or none"))
+
+
 @pytest.fixture(scope="session")
-def vocabulary() -> Vocabulary:
+def vocabulary(pytestconfig: pytest.Config) -> Vocabulary:
+    if pytestconfig.getoption("--base-url") is not None:
+        pytest.skip("needs an engine that replays given tokens")
     return Vocabulary()
 
 
@@ -373,8 +384,8 @@ def wait_until(fact: Callable[[], bool], served: Served, seconds: float = 10) ->
 class Api:
     """Short ways to say what the tests say often."""
 
-    def __init__(self, served: Served) -> None:
-        self.http = httpx.Client(base_url=served.url, timeout=20)
+    def __init__(self, target: Target) -> None:
+        self.http = httpx.Client(base_url=target.url, headers=target.headers, timeout=60)
 
     def chat(self, content: str = "hi", **fields: Any) -> httpx.Response:
         body = {"messages": [{"role": "user", "content": content}], **fields}
@@ -423,23 +434,51 @@ class Api:
         return str(error["message"])
 
 
+@dataclass(frozen=True)
+class Target:
+    """The server under test. ``key``: "" if it takes none."""
+
+    url: str
+    key: str = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key}"} if self.key else {}
+
+
 @pytest.fixture
-def api(served: Served) -> Iterator[Api]:
-    made = Api(served)
+def target(request: pytest.FixtureRequest) -> Target:
+    """The server of ``--base-url``, or the usual one."""
+    url, key = request.config.getoption("--base-url"), request.config.getoption("--api-key")
+    if url is None:
+        return Target(request.getfixturevalue("served").url)
+    return Target(url.rstrip("/").removesuffix("/v1"), key)
+
+
+@pytest.fixture
+def api(target: Target) -> Iterator[Api]:
+    made = Api(target)
     yield made
     made.http.close()
 
 
 @pytest.fixture
-def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url, timeout=20) as client:
+def http(target: Target) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=target.url, headers=target.headers, timeout=60) as client:
         yield client
 
 
 @pytest.fixture
-def sdk(served: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=served.v1, api_key="none", max_retries=0, timeout=20) as client:
+def sdk(target: Target) -> Iterator[openai.OpenAI]:
+    url, key = f"{target.url}/v1", target.key or "none"
+    with openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=60) as client:
         yield client
+
+
+@pytest.fixture
+def model_name(http: httpx.Client) -> str:
+    """The first that is served."""
+    return str(http.get("/v1/models").json()["data"][0]["id"])
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Whatever the body, the answer is a result or an error envelope, never a 500, and never large."""
+"""Whatever the body, the answer is a result or an error envelope, never a 500, never large, and there within a second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/v1/responses")
+from minisgl_plugins.frontend import anthropic_about, openai_about, responses_about
+from minisgl_plugins.frontend.openai_fields import OpenAISettings
+
+MOST_BYTES = 4096  # of an error
+MOST_S, TRIES = 1.0, 4
+
+CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+BODIES = {
+    CHAT: openai_about.chat(OpenAISettings()).body,
+    COMPLETIONS: openai_about.completions(OpenAISettings()).body,
+    RESPONSES: responses_about.responses(OpenAISettings()).body,
+    MESSAGES: anthropic_about.messages(OpenAISettings()).body,
+    "/v1/messages/count_tokens": anthropic_about.COUNT_TOKENS.body,
+    "/tokenize": openai_about.TOKENIZE.body,
+    "/detokenize": openai_about.DETOKENIZE.body,
+}
+FIELDS = {path: sorted(body.schema()["properties"]) for path, body in BODIES.items() if body is not None}
+PATHS = tuple(FIELDS)
 SETTINGS = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
 )
@@ -28,67 +45,7 @@ SCALARS = (
 JSON = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4), max_leaves=12
 )
-NAMES = [
-    "model",
-    "messages",
-    "prompt",
-    "stop",
-    "stop_token_ids",
-    "n",
-    "max_tokens",
-    "max_completion_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stream",
-    "stream_options",
-    "echo",
-    "logprobs",
-    "top_logprobs",
-    "prompt_logprobs",
-    "logit_bias",
-    "response_format",
-    "tools",
-    "tool_choice",
-    "functions",
-    "user",
-    "metadata",
-    "ignore_eos",
-    "min_tokens",
-    "best_of",
-    "suffix",
-    "cache_salt",
-    "request_id",
-    "priority",
-    "presence_penalty",
-    "allowed_token_ids",
-    "bad_words",
-    "logits",
-    "return_tokens_as_token_ids",
-    "repetition_penalty",
-    "chat_template_kwargs",
-    "add_generation_prompt",
-    "continue_final_message",
-    "reasoning_effort",
-    "documents",
-    "modalities",
-    "tokens",
-    "add_special_tokens",
-    "length_penalty",
-    "use_beam_search",
-    "include_reasoning",
-    "thinking_token_budget",
-    "skip_special_tokens",
-    "input",
-    "instructions",
-    "max_output_tokens",
-    "text",
-    "reasoning",
-    "include",
-    "truncation",
-]
+NAMES = sorted({name for names in FIELDS.values() for name in names})
 MESSAGE = st.fixed_dictionaries(
     {},
     optional={
@@ -103,9 +60,10 @@ MESSAGE = st.fixed_dictionaries(
     },
 )
 GOOD: dict[str, Any] = {
-    PATHS[0]: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
-    PATHS[1]: {"prompt": "x"},
-    PATHS[4]: {"input": "x", "max_output_tokens": 2},
+    CHAT: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
+    COMPLETIONS: {"prompt": "x"},
+    RESPONSES: {"input": "x", "max_output_tokens": 2},
+    MESSAGES: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
 }
 ITEM = st.fixed_dictionaries(
     {},
@@ -133,22 +91,36 @@ ITEM = st.fixed_dictionaries(
 BODY = st.dictionaries(st.sampled_from(NAMES), JSON, max_size=6)
 
 
-def check(r: httpx.Response) -> None:
+def check(r: httpx.Response, path: str) -> None:
     assert r.status_code in (200, 400, 404), (r.status_code, r.text[:500])
     assert "x-request-id" in r.headers
     if r.status_code == 200:
         return
+    assert len(r.content) <= MOST_BYTES
     error = r.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert error["type"] == "invalid_request_error"
-    assert isinstance(error["code"], str)
+    if path.startswith(MESSAGES):
+        assert set(error) == {"message", "type"}
+        assert error["type"] == {400: "invalid_request_error", 404: "not_found_error"}[r.status_code]
+    else:
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["type"] == "invalid_request_error"
+        assert isinstance(error["code"], str)
     assert len(error["message"].encode()) <= 1024
-    assert len(r.content) < 2048
 
 
-def send(api: Any, path: str, body: Any) -> None:
-    content = json.dumps(body).encode()
-    check(api.http.post(path, content=content, headers={"content-type": "application/json"}))
+def ask(api: Any, path: str, content: bytes) -> httpx.Response:
+    """The checked answer. One that takes too long may take it again: another process had the processor."""
+    took = []
+    while not took or took[-1] > MOST_S:
+        assert len(took) < TRIES, (path, content[:500], took)
+        r: httpx.Response = api.http.post(path, content=content, headers={"content-type": "application/json"})
+        check(r, path)
+        took.append(r.elapsed.total_seconds())
+    return r
+
+
+def send(api: Any, path: str, body: Any) -> httpx.Response:
+    return ask(api, path, json.dumps(body).encode())
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -161,11 +133,12 @@ def test_any_fields(api, path):
     run()
 
 
-def test_any_one_field_of_a_good_request(api):
+def test_any_one_field_of_a_good_request(api, model_name):
     @SETTINGS
-    @given(st.sampled_from(NAMES), JSON, st.sampled_from([*GOOD]))
-    def run(name: str, value: Any, path: str) -> None:
-        send(api, path, {**GOOD[path], name: value})
+    @given(st.sampled_from([*GOOD]), st.data())
+    def run(path: str, data: st.DataObject) -> None:
+        name, value = data.draw(st.sampled_from(FIELDS[path])), data.draw(JSON)
+        send(api, path, {"model": model_name, **GOOD[path], name: value})
 
     run()
 
@@ -174,7 +147,7 @@ def test_any_messages(api):
     @SETTINGS
     @given(st.lists(MESSAGE, max_size=3), BODY)
     def run(messages: list[Any], more: dict[str, Any]) -> None:
-        send(api, PATHS[0], {**more, "messages": messages})
+        send(api, CHAT, {**more, "messages": messages})
 
     run()
 
@@ -183,7 +156,7 @@ def test_any_items(api):
     @SETTINGS
     @given(st.lists(ITEM, max_size=4), BODY)
     def run(items: list[Any], more: dict[str, Any]) -> None:
-        send(api, PATHS[4], {**more, "input": items})
+        send(api, RESPONSES, {**more, "input": items})
 
     run()
 
@@ -192,17 +165,15 @@ def test_any_json_and_any_bytes(api):
     @SETTINGS
     @given(st.sampled_from(PATHS), JSON.map(lambda v: json.dumps(v).encode()) | st.binary(max_size=200))
     def run(path: str, body: bytes) -> None:
-        check(api.http.post(path, content=body, headers={"content-type": "application/json"}))
+        ask(api, path, body)
 
     run()
 
 
 def test_a_large_bad_body_gets_a_small_answer(api):
     for prompt in ([["x"] * 5] * 1000, [True] * 40_000, ["x", *range(40_000)], "x" * 1_000_000, [0] * 300_000):
-        r = api.post(PATHS[1], {"prompt": prompt})
-        check(r)
-        assert r.status_code == 400
+        assert send(api, COMPLETIONS, {"prompt": prompt}).status_code == 400
 
 
 def test_the_engine_lives_after_all_of_it(api):
-    assert api.chat("x").status_code == 200
+    assert api.chat("x", max_tokens=2).status_code == 200
