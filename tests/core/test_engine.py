@@ -81,7 +81,16 @@ def test_facts_carry_the_architecture_that_a_plugin_has_not_the_first_the_config
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"temperature": "0.7"}, {"temperature": -1}, {"top_p": 1.5}, {"top_k": 40.5}, {"min_p": True}]
+    "wrong",
+    [
+        {"temperature": "0.7"},
+        {"temperature": -1},
+        {"top_p": 1.5},
+        {"top_k": 40.5},
+        {"min_p": True},
+        {"repetition_penalty": 0},
+        {"repetition_penalty": float("inf")},
+    ],
 )
 def test_sampling_default_of_a_model_that_no_request_could_have_stops_the_start(
     folder: Path, wrong: dict[str, Any]
@@ -93,10 +102,10 @@ def test_sampling_default_of_a_model_that_no_request_could_have_stops_the_start(
 def test_sampling_defaults_are_those_of_the_source_over_those_of_the_checkpoint(folder: Path) -> None:
     model = local_model(
         folder,
-        generation={"temperature": 0.6, "top_k": 20, "top_p": None, "eos_token_id": 1},
+        generation={"temperature": 0.6, "top_k": 20, "top_p": None, "eos_token_id": 1, "repetition_penalty": 1.1},
         defaults={"temperature": 0.2},
     )
-    assert sampling_defaults(model) == {"temperature": 0.2, "top_k": 20}
+    assert sampling_defaults(model) == {"temperature": 0.2, "top_k": 20, "repetition_penalty": 1.1}
 
 
 def test_operation_that_fails_is_told_apart_from_one_that_is_unknown(

@@ -169,6 +169,10 @@ def test_unset_sampling_fields_are_the_models_then_neutral() -> None:
     assert (spec.temperature, spec.top_p, spec.top_k, spec.min_p, spec.seed) == (0.5, 0.9, 0, 0.0, None)
     spec = admitted(request(), replace(INFO, defaults={})).sampling
     assert (spec.temperature, spec.top_p, spec.top_k, spec.min_p) == (1.0, 1.0, 0, 0.0)
+    assert spec.repetition_penalty == 1.0
+    penalizing = replace(INFO, defaults={"repetition_penalty": 1.1})
+    assert admitted(request(), penalizing).sampling.repetition_penalty == 1.1
+    assert admitted(request(repetition_penalty=1.0), penalizing).sampling.repetition_penalty == 1.0
 
 
 def test_zero_means_greedy_for_temperature_and_top_p() -> None:

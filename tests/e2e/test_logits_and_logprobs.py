@@ -3,10 +3,12 @@ running: sync and overlap, any chunks, with preemptions, several outputs of a pr
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -103,6 +105,20 @@ def test_processed_greedy_tokens_are_those_of_a_plain_loop(
             assert [list(o.ids) for o in got[:-1]] == expected
         if way == "preemptions":
             assert engine.pipeline.engine.stats()["preemptions"] > 0
+
+
+def test_the_repetition_penalty_of_a_generation_config_is_a_default(
+    checkpoint: Path, expected: list[list[int]], tmp_path: Path
+) -> None:
+    model = tmp_path / "m"
+    copytree(checkpoint, model)
+    config = json.loads((model / "generation_config.json").read_text())
+    (model / "generation_config.json").write_text(json.dumps({**config, "repetition_penalty": 1.3}))
+    plain, own = SamplingParams(**GREEDY), SamplingParams(**GREEDY, repetition_penalty=1.0)
+    with llm(model) as engine, llm(checkpoint) as without:
+        (first,), (neutral,) = engine.generate([tuple(PROMPTS[0])], plain), engine.generate([tuple(PROMPTS[0])], own)
+        assert list(first.ids) == expected[0]
+        assert neutral.ids == without.generate([tuple(PROMPTS[0])], plain)[0].ids != first.ids
 
 
 def test_every_output_of_a_prompt_has_its_own_history(checkpoint: Path, expected: list[list[int]]) -> None:

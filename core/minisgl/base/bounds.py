@@ -7,7 +7,7 @@ from collections.abc import Mapping
 INT31_MAX = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
-# SamplingParams, both ends included; integers for the fields that are integers.
+# SamplingParams, both ends included; integers for the fields that are integers. A repetition penalty is any number above 0.
 SAMPLING_RANGES: Mapping[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),
@@ -22,7 +22,13 @@ SAMPLING_RANGES: Mapping[str, tuple[float, float]] = {
     "prompt_logprobs": (0, 20),
 }
 # What is sampled with where neither the request nor the model says anything.
-NEUTRAL: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+NEUTRAL: Mapping[str, float] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
 
 BIAS_RANGE = (-100.0, 100.0)  # of logit_bias
 MAX_BIASES = 1024  # tokens with a bias

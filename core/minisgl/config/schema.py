@@ -66,7 +66,10 @@ class ModelSettings(Section):
     chat_template: Path | None = Field(None, description="file with a Jinja chat template that replaces the model's")
     cache_dir: Path | None = Field(None, description="downloads and conversions; default ~/.cache/minisgl")
     offline: bool = Field(False, description="never touch the network")
-    generation_defaults: bool = Field(True, description="use the model's own sampling defaults")
+    generation_defaults: bool = Field(
+        True,
+        description="use the sampling values of the model's generation config: temperature, top_p, top_k, min_p, repetition_penalty",
+    )
 
 
 class WeightsSettings(Section):

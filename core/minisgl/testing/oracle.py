@@ -85,7 +85,7 @@ def processed_logits(logits: Any, prompt: Sequence[int], output: Sequence[int], 
     x = logits.clone()
     for token, bias in p.logit_bias.items():
         x[token] += bias
-    if p.repetition_penalty != 1:
+    if p.repetition_penalty is not None:
         seen = torch.tensor([[*prompt, *output]], device=x.device)
         x = RepetitionPenaltyLogitsProcessor(p.repetition_penalty)(seen, x[None])[0]
     counts = torch.bincount(torch.tensor(output, dtype=torch.int64), minlength=len(x)).to(x.device)

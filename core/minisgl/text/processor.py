@@ -282,7 +282,7 @@ class TextProcessor:
             biases=tuple(float(b) for b in params.logit_bias.values()),
             presence_penalty=float(params.presence_penalty),
             frequency_penalty=float(params.frequency_penalty),
-            repetition_penalty=float(params.repetition_penalty),
+            repetition_penalty=float(self._value(params, "repetition_penalty")),
             min_new=min(params.min_tokens, max_new),
             allowed_ids=tuple(sorted(set(params.allowed_token_ids))),
             bad_words=self._bad_words(params),
