@@ -1,36 +1,17 @@
-// The official JavaScript client. Run by run.py: packages are those of MINISGL_CLIENT_FOLDER.
+// The official JavaScript client.
 import assert from "node:assert/strict";
-import { renameSync, writeFileSync } from "node:fs";
-import { createRequire } from "node:module";
 import { test } from "node:test";
+import { call, load, real, replies, scripted } from "./servers.mjs";
 
-const load = createRequire(process.env.MINISGL_CLIENT_FOLDER + "/");
 const OpenAI = load("openai").default;
 const { zodFunction, zodResponseFormat, zodTextFormat } = load("openai/helpers/zod");
 const { z } = load("zod");
-const { real, scripted } = JSON.parse(process.env.MINISGL_CLIENTS);
 
 const USER = [{ role: "user", content: "What is the capital of France?" }];
 const ANSWER = "The capital of France is Paris.";
 const Weather = z.object({ city: z.enum(["Paris", "Rome"]), days: z.int() });
 const realClient = new OpenAI({ baseURL: `${real.url}/v1`, apiKey: "none", maxRetries: 0 });
 const client = new OpenAI({ baseURL: `${scripted.url}/v1`, apiKey: scripted.key, maxRetries: 0 });
-
-async function replies(...texts) {
-  const ids = [];
-  for (const prompt of texts) {
-    const response = await fetch(`${scripted.url}/tokenize`, {
-      method: "POST",
-      headers: { "Content-Type": "application/json", Authorization: `Bearer ${scripted.key}` },
-      body: JSON.stringify({ prompt, add_special_tokens: false }),
-    });
-    ids.push((await response.json()).tokens);
-  }
-  writeFileSync(`${scripted.script}.new`, JSON.stringify({ in_order: ids }));
-  renameSync(`${scripted.script}.new`, scripted.script);
-}
-
-const call = (name, args) => `<tool_call>\n${JSON.stringify({ name, arguments: args })}\n</tool_call>`;
 
 test("whole and streamed answers and their usage agree", async () => {
   const ask = { model: real.model, messages: USER, temperature: 0 };

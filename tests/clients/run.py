@@ -174,7 +174,7 @@ def table(results: dict[str, Any]) -> str:
             check if verdict == "ok" else f"**{check}: {verdict}**" for check, verdict in r["checks"].items()
         )
         rows.append(
-            f"| `{r['client']}`{' (JavaScript)' if r['runtime'].startswith('Node') else ''} | {r['version']} | "
+            f"| `{r['client']}`{' (npm)' if r['runtime'].startswith('Node') else ''} | {r['version']} | "
             f"{r['date']}, {r['runtime']} | {r['verdict']} | {checks} |"
         )
     return "\n".join(rows) + "\n"

@@ -16,7 +16,7 @@ from typing import Any
 VARIABLE = "MINISGL_CLIENTS"
 TEMPLATES = Path(__file__).parent / "templates"
 FRONTENDS = ("--frontend", "openai,anthropic,responses")
-MAX_LEN = 16384  # of the scripted model, whose tokens are bytes
+MAX_LEN = 200_000  # of the scripted model, whose tokens are bytes: a coding agent begins with tens of thousands
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,14 @@ def start_scripted(folder: Path) -> Iterator[Scripted]:
     script.write_text("{}")
     options = ["--model", str(write_byte_model(folder / "model", MAX_LEN)), "--served-name", "scripted"]
     options += ["--executor", "scripted", "--executor.scripted.script", str(script), "--api-key", "secret"]
+    options += [
+        "--executor.scripted.check",
+        "false",
+        "--limits.batch-tokens",
+        "16384",
+        "--kv.num-pages",
+        str(4 * MAX_LEN // 16),
+    ]
     options += ["--model.chat-template", str(TEMPLATES / "plain.jinja")]
     with Server(*options, *FRONTENDS) as server:
         yield Scripted(server.url, "scripted", "secret", str(script))

@@ -117,8 +117,8 @@ def test_errors_are_exceptions_of_their_kind(scripted: Scripted, sdk: Any) -> No
     with pytest.raises(anthropic.BadRequestError, match="temperature") as refused:
         sdk.messages.create(**ask, extra_body={"temperature": 3})
     assert refused.value.type == "invalid_request_error"
-    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* context length is 16384 tokens"):
-        sdk.messages.create(**{**ask, "messages": [{"role": "user", "content": "x" * 17000}]})
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* context length is 200000 tokens"):
+        sdk.messages.create(**{**ask, "messages": [{"role": "user", "content": "x" * 200_001}]})
     with pytest.raises(anthropic.AuthenticationError):
         sdk.with_options(api_key="wrong").messages.create(**ask)
 

@@ -113,4 +113,4 @@ def test_errors_show_what_the_server_said(chat: Any) -> None:
     from langchain_core.exceptions import ContextOverflowError
 
     with pytest.raises(ContextOverflowError):
-        chat.invoke("x" * 17000)
+        chat.invoke("x" * 200_001)

@@ -69,8 +69,8 @@ def test_structured_output_has_its_schema(real: Real) -> None:
 
 
 def test_errors_are_exceptions_of_their_kind(scripted: Scripted, base: dict[str, Any]) -> None:
-    with pytest.raises(litellm.ContextWindowExceededError, match="maximum context length is 16384 tokens"):
-        litellm.completion(**{**base, "messages": [{"role": "user", "content": "x" * 17000}]})
+    with pytest.raises(litellm.ContextWindowExceededError, match="maximum context length is 200000 tokens"):
+        litellm.completion(**{**base, "messages": [{"role": "user", "content": "x" * 200_001}]})
     with pytest.raises(litellm.BadRequestError, match="temperature"):
         litellm.completion(**base, temperature=3)
     with pytest.raises(litellm.NotFoundError, match="'other'"):

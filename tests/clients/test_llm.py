@@ -89,6 +89,6 @@ def test_completions(llm: Llm) -> None:
 
 
 def test_errors_show_what_the_server_said(llm: Llm) -> None:
-    done = llm("-m", "scripted", QUESTION, "-o", "temperature", "2", "-o", "max_tokens", "20000")
+    done = llm("-m", "scripted", QUESTION, "-o", "temperature", "2", "-o", "max_tokens", "200000")
     assert done.returncode == 1
-    assert "maximum context length is 16384 tokens" in done.stderr
+    assert "maximum context length is 200000 tokens" in done.stderr

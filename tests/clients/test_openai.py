@@ -88,8 +88,8 @@ def test_errors_are_exceptions_of_their_kind_with_message_code_and_param(scripte
     with pytest.raises(openai.BadRequestError, match="temperature") as refused:
         sdk.chat.completions.create(model=scripted.model, messages=USER, temperature=3)
     assert (refused.value.code, refused.value.param) == ("decimal_above_max_value", "temperature")
-    with pytest.raises(openai.BadRequestError, match="maximum context length is 16384 tokens") as long:
-        sdk.completions.create(model=scripted.model, prompt="x" * 16385)
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 200000 tokens") as long:
+        sdk.completions.create(model=scripted.model, prompt="x" * 200_001)
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.AuthenticationError) as key:
         sdk.with_options(api_key="wrong").models.list()
