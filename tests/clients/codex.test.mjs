@@ -47,13 +47,14 @@ test("an answer and its usage", async () => {
   rmSync(home, { recursive: true });
 });
 
-test("a command is run and the agent sees its output", async () => {
-  await replies("I will write it." + call("exec_command", { cmd: "echo hello > a.txt; echo it is $((40 + 2))" }));
+test("a command is run and the agent sees its output and its own reasoning", async () => {
+  await replies("<think>\nWhy not?\n</think>\n\nI will write it." + call("exec_command", { cmd: "echo hello > a.txt; echo it is $((40 + 2))" }));
   const { done, items, file, home } = codex("Write a file."); // without replies left, a prompt is its own answer
   assert.equal(done.status, 0, done.stderr);
   assert.equal(file("a.txt"), "hello\n");
   assert.deepEqual(items.filter((i) => i.type === "command_execution").map((i) => i.exit_code), [0]);
   assert.equal(items.find((i) => i.type === "agent_message").text, "I will write it.");
+  assert.match(items.at(-1).text, /assistant: thinks Why not\? I will write it\./);
   assert.match(items.at(-1).text, /tool: [^]*it is 42/);
   rmSync(home, { recursive: true });
 });

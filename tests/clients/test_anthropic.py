@@ -80,6 +80,24 @@ def test_tools_go_round(scripted: Scripted, sdk: Any, streamed: bool) -> None:
     assert "sunny, 21 degrees" in asked.content[0].text
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_thinking_goes_round(scripted: Scripted, sdk: Any, streamed: bool) -> None:
+    scripted.replies("<think>\nWhy not?\n</think>\n\n" + scripted.call("weather", city="Paris", days=2))
+    ask = {"model": scripted.model, "max_tokens": 1000, "messages": USER, "tools": [TOOL]}
+    ask["thinking"] = {"type": "adaptive"}
+    if streamed:
+        with sdk.messages.stream(**ask) as stream:
+            message = stream.get_final_message()
+    else:
+        message = sdk.messages.create(**ask)
+    thought, call = message.content
+    assert (thought.type, thought.thinking) == ("thinking", "Why not?")
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}
+    turns = [*USER, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+    asked = sdk.messages.create(**{**ask, "messages": turns})  # a prompt is its own answer
+    assert "assistant: thinks Why not? " in asked.content[0].text
+
+
 def test_its_own_tool_loop_runs_a_function(scripted: Scripted, sdk: Any) -> None:
     asked: list[str] = []
 

@@ -114,3 +114,13 @@ def test_errors_show_what_the_server_said(chat: Any) -> None:
 
     with pytest.raises(ContextOverflowError):
         chat.invoke("x" * 200_001)
+
+
+def test_reasoning_goes_round_with_responses(scripted: Scripted, responses: Any) -> None:
+    from langchain_core.messages import HumanMessage
+
+    scripted.replies("<think>\nWhy not?\n</think>\n\nIt is Paris.")
+    message = responses.invoke(QUESTION)
+    assert message.text == "It is Paris."
+    again = responses.invoke([HumanMessage(QUESTION), message, HumanMessage("And?")])  # a prompt is its own answer
+    assert "assistant: thinks Why not? It is Paris." in again.text

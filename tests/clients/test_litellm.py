@@ -103,3 +103,17 @@ def test_responses(scripted: Scripted, base: dict[str, Any], streamed: bool) -> 
         (got,) = [event.response for event in got if event.type == "response.completed"]
     (message,) = got.output
     assert (got.status, message.content[0].text) == ("completed", "It is sunny.")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_reasoning_is_apart_from_the_answer_and_goes_round(
+    scripted: Scripted, base: dict[str, Any], streamed: bool
+) -> None:
+    scripted.replies("<think>\nWhy not?\n</think>\n\nIt is Paris.")
+    got = litellm.completion(**base, stream=streamed)
+    if streamed:
+        got = litellm.stream_chunk_builder(list(got), messages=USER)
+    message = got.choices[0].message
+    assert (message.reasoning_content, message.content) == ("Why not?", "It is Paris.")
+    again = litellm.completion(**{**base, "messages": [*USER, message, *USER]})  # a prompt is its own answer
+    assert "assistant: thinks Why not? It is Paris." in again.choices[0].message.content

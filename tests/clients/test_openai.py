@@ -145,6 +145,24 @@ def test_tools_go_round_with_responses(scripted: Scripted, sdk: Any, streamed: b
     assert "tool: sunny, 21 degrees" in asked.output_text
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_reasoning_goes_round_with_responses(scripted: Scripted, sdk: Any, streamed: bool) -> None:
+    scripted.replies("<think>\nWhy not?\n</think>\n\n" + scripted.call("weather", city="Paris", days=2))
+    ask = {"model": scripted.model, "input": USER, "tools": [{"type": "function", **TOOL["function"]}]}
+    if streamed:
+        with sdk.responses.stream(**ask) as stream:
+            got = stream.get_final_response()
+    else:
+        got = sdk.responses.create(**ask)
+    reasoning, call = got.output
+    assert (reasoning.type, reasoning.content[0].text) == ("reasoning", "Why not?")
+    assert 0 < got.usage.output_tokens_details.reasoning_tokens < got.usage.output_tokens
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    asked = sdk.responses.create(**{**ask, "input": [*USER, *got.output, result]})  # a prompt is its own answer
+    assert "assistant: thinks Why not? " in asked.output_text
+    assert "tool: sunny" in asked.output_text
+
+
 def test_models_are_listed(real: Real, real_sdk: Any) -> None:
     assert [m.id for m in real_sdk.models.list()] == [real.model]
     assert real_sdk.models.retrieve(real.model).id == real.model

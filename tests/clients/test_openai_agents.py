@@ -78,6 +78,20 @@ def test_an_agent_runs_its_tool_and_answers(scripted: Scripted, scripted_model: 
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens > 0
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_agent_that_reasons_runs_its_tool(scripted: Scripted, scripted_model: Any, streamed: bool) -> None:
+    @agents.function_tool
+    def weather(city: str) -> str:
+        """The weather of a city."""
+        return f"rain in {city}"
+
+    scripted.replies("<think>\nWhy not?\n</think>\n\n" + scripted.call("weather", city="Rome"))
+    result = run(agents.Agent(name="A", tools=[weather], model=scripted_model), streamed)
+    assert "tool: rain in Rome" in result.final_output  # a prompt is its own answer
+    reasoning = [item for item in result.new_items if item.type == "reasoning_item"]
+    assert len(reasoning) == 1
+
+
 def test_two_calls_in_one_answer(scripted: Scripted, scripted_model: Any) -> None:
     @agents.function_tool
     def weather(city: str) -> str:

@@ -34,7 +34,7 @@ test("structured output is parsed", async () => {
 });
 
 for (const streamed of [false, true]) {
-  test(`tools are run in several steps${streamed ? " [streamed]" : ""}`, async () => {
+  test(`tools are run in several steps beside reasoning${streamed ? " [streamed]" : ""}`, async () => {
     const asked = [];
     const weather = tool({
       description: "The weather of a city.",
@@ -42,7 +42,7 @@ for (const streamed of [false, true]) {
       execute: async ({ city }) => (asked.push(city), `sunny in ${city}`),
     });
     await replies(
-      "Let me see." + call("weather", { city: "Paris", days: 2 }) + call("weather", { city: "Rome", days: 1 }),
+      "<think>\nWhy not?\n</think>\n\nLet me see." + call("weather", { city: "Paris", days: 2 }) + call("weather", { city: "Rome", days: 1 }),
     );
     const ask = { model, prompt, tools: { weather }, stopWhen: isStepCount(3), maxRetries: 0 };
     const got = streamed ? streamText(ask) : await generateText(ask);
@@ -50,6 +50,8 @@ for (const streamed of [false, true]) {
     const text = await got.text; // without replies left, a prompt is its own answer
     assert.deepEqual(asked, ["Paris", "Rome"]);
     assert.match(text, /tool: sunny in Paris\ntool: sunny in Rome/);
+    assert.equal((await got.steps)[0].reasoningText, "Why not?");
+    assert.match(text, /assistant: thinks Why not\? Let me see\./);
     assert.deepEqual((await got.steps).map((s) => s.finishReason), ["tool-calls", "stop"]);
   });
 }
