@@ -14,7 +14,7 @@ import torch
 
 from minisgl.base.errors import ConfigError
 from minisgl.base.facts import ModelFacts
-from minisgl.base.grammar import Grammar, GrammarContext
+from minisgl.base.grammar import Grammar, GrammarContext, load_beside
 from minisgl.base.parallel import check_tp, local_heads
 from minisgl.base.progress import no_progress
 from minisgl.base.types import ExecInfo, LocalModel
@@ -65,7 +65,7 @@ def build_worker(
     check_tp(facts, comm.size)
     device = resolve_device(config.model.device)
     dtype = resolve_dtype(config.model.dtype, facts.dtype, device)
-    torch.set_num_threads(config.engine.threads or len(os.sched_getaffinity(0)))
+    _set_threads(config.engine.threads or len(os.sched_getaffinity(0)))
     max_slots, batch_tokens = step_limits(config.limits, device.type)
     model_len = min(facts.max_len, config.limits.max_len or facts.max_len)
     heads = local_heads(facts, comm.size)
@@ -85,6 +85,7 @@ def build_worker(
     tp = TpInfo(comm.rank, comm.size)
     builder = Builder(facts, comm, dtype, device, model_len, quant)
     model = cls(ModelContext(facts, tp, dtype, device, builder))
+    forms = make_forms(config, registry, local, facts, device) if comm.rank == 0 else None
     try:
         if config.weights.format == "dummy":
             dummy_weights(model, device, tp, config.engine.seed or 0, progress)
@@ -95,8 +96,6 @@ def build_worker(
     model.eval()
     picks = {"attention": attention.name, "ops": ",".join(ops_names), "sampler": sampler_name, "model": facts.arch}
     picks |= {"quant": quant_name} if quant is not None else {}
-
-    forms = make_forms(config, registry, local, facts, device) if comm.rank == 0 else None
 
     def make(room: KVRoom) -> Worker:
         kv = allocate(attention.backends[0][1], spec, facts.layers, room.num_pages, device)
@@ -152,6 +151,13 @@ def build_worker(
     return worker
 
 
+def _set_threads(n: int) -> None:
+    """Not if torch has as many already: setting them makes MKL begin a team of threads for each product of its own within a
+    loop that threads share, as in attention, which then takes half as long again."""
+    if torch.get_num_threads() != n:
+        torch.set_num_threads(n)
+
+
 def make_forms(
     config: Settings, registry: Registry, local: LocalModel, facts: ModelFacts, device: torch.device
 ) -> Forms | None:
@@ -164,6 +170,7 @@ def make_forms(
     grammar: Grammar = _create(
         config, registry, "grammar", name, lambda s: GrammarContext(s, path, vocab, tuple(sorted(facts.eos)))
     )
+    load_beside(grammar)
     return Forms(vocab, device, grammar.matcher)
 
 
