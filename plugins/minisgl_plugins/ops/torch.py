@@ -21,7 +21,7 @@ class TorchOps(Ops):
         self._device = ctx.device
 
     def table(self) -> OpTable:
-        return {
+        table: OpTable = {
             "rms_norm": self.rms_norm,
             "add_rms_norm": self.add_rms_norm,
             "rope": self.rope,
@@ -29,6 +29,9 @@ class TorchOps(Ops):
             "silu_mul": silu_mul,
             "moe": moe,
         }
+        if self._device.type == "cpu":  # elsewhere another plugin may have the two that it stands for
+            table["qk_norm_rope_store"] = self.qk_norm_rope_store
+        return table
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """In float32 inside, as transformers does it. Five calls: ``F.rms_norm`` takes half as long again on a CPU."""
@@ -46,12 +49,42 @@ class TorchOps(Ops):
     def rope(self, q: Tensor, k: Tensor, pos: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines are looked up once per step: every layer passes the same ``pos``. On a GPU each time, since a
         graph fills the same tensor anew at each replay."""
+        cos, sin = self._angles(q.dtype, pos, cos_sin)
+        return _turn(q, cos, sin), _turn(k, cos, sin)
+
+    def qk_norm_rope_store(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        q_weight: Tensor | None,
+        k_weight: Tensor | None,
+        eps: float,
+        pos: Tensor,
+        cos_sin: Tensor,
+        kv: Tensor,
+        loc: Tensor,
+    ) -> Tensor:
+        """Without head norms, heads of q and k lie side by side and are turned at once where they are, and so are k and v stored."""
+        if q_weight is not None and k_weight is not None:
+            q, k = self.rope(self.rms_norm(q, q_weight, eps), self.rms_norm(k, k_weight, eps), pos, cos_sin)
+            store_kv(k, v, kv, loc)
+            return q
+        n, kv_heads, size = k.shape
+        cos, sin = self._angles(q.dtype, pos, cos_sin)
+        both = q.as_strided((n, q.shape[1] + kv_heads, size), q.stride(), q.storage_offset())
+        swapped = both.roll(size // 2, -1)
+        both.mul_(cos).addcmul_(swapped, sin)
+        new = k.as_strided((2, n, kv_heads, size), (kv_heads * size, *k.stride()), k.storage_offset())
+        kv.view(2, -1, kv_heads, size).index_copy_(1, loc, new)
+        return q
+
+    def _angles(self, dtype: torch.dtype, pos: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
         if pos is not self._pos or pos.is_cuda:
-            cos, sin = cos_sin.index_select(0, pos).to(q.dtype).chunk(2, dim=1)  # [n, head_dim / 2]
+            cos, sin = cos_sin.index_select(0, pos).to(dtype).chunk(2, dim=1)  # [n, head_dim / 2]
             self._turn = (torch.cat((cos, cos), 1).unsqueeze(1), torch.cat((-sin, sin), 1).unsqueeze(1))
             self._pos = pos
-        cos, sin = self._turn
-        return _turn(q, cos, sin), _turn(k, cos, sin)
+        return self._turn
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
