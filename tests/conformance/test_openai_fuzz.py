@@ -109,18 +109,21 @@ def check(r: httpx.Response, path: str) -> None:
 
 
 def ask(api: Any, path: str, content: bytes) -> httpx.Response:
-    """The checked answer. One that takes too long may take it again: another process had the processor."""
-    took = []
-    while not took or took[-1] > MOST_S:
-        assert len(took) < TRIES, (path, content[:500], took)
+    """The checked answer. A refusal that takes too long may take it again: another process had the processor."""
+    took: list[float] = []
+    while len(took) < TRIES:
         r: httpx.Response = api.http.post(path, content=content, headers={"content-type": "application/json"})
         check(r, path)
         took.append(r.elapsed.total_seconds())
-    return r
+        if r.status_code == 200 or took[-1] < MOST_S:
+            return r
+    raise AssertionError((path, content[:500], took))
 
 
 def send(api: Any, path: str, body: Any) -> httpx.Response:
-    return ask(api, path, json.dumps(body).encode())
+    """A body that says nothing else asks for few tokens, which other servers have to work for."""
+    most = "max_output_tokens" if path == RESPONSES else "max_tokens"
+    return ask(api, path, json.dumps({most: 2, **body}).encode())
 
 
 @pytest.mark.parametrize("path", PATHS)
