@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ import numpy as np
 import pytest
 
 from minisgl.base.errors import ModelError
-from minisgl.base.types import Admit, EngineOutput, LocalModel, Refused, SamplingSpec
+from minisgl.base.types import Admit, Ended, EngineOutput, LocalModel, Refused, SamplingSpec
 from minisgl.config.load import load_settings
 from minisgl.engine.build import build_engine, model_facts, sampling_defaults
 from minisgl.engine.engine import Engine
-from minisgl.engine.port import Control, LocalPort
+from minisgl.engine.port import Abort, Control, LocalPort
 from minisgl.observe import Observer, ObserverContext
 from minisgl.plugin.registry import Registry
 from minisgl.testing.bytemodel import byte_ids, write_byte_model
@@ -57,6 +58,78 @@ def test_requests_that_come_together_may_fill_the_rows_and_the_queue(folder: Pat
     engine, port = make(folder, queue_limit=3)
     port.inputs.extend(admit(uid) for uid in range(6))
     refused = [o for o in drain(engine, port) if isinstance(o, Refused)]
+    assert [(r.uid, r.status, r.code) for r in refused] == [(5, 503, "server_overloaded")]
+
+
+class Preparing:
+    """An executor's ``prepare`` whose end the test decides."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open: dict[int, Future[None]] = {}
+        monkeypatch.setattr(engine.executor, "prepare", self)
+
+    def __call__(self, a: Admit) -> Future[None] | None:
+        if not a.sampling.grammar:
+            return None
+        self.open[a.uid] = Future()
+        return self.open[a.uid]
+
+
+def held(uid: int) -> Admit:
+    return replace(admit(uid), sampling=replace(admit(uid).sampling, grammar=b"g"))
+
+
+def turns(engine: Engine, port: LocalPort, count: int = 20) -> list[EngineOutput]:
+    for _ in range(count):
+        engine.turn()
+    outputs = list(port.outputs)
+    port.outputs.clear()
+    return outputs
+
+
+def ended(outputs: Sequence[EngineOutput]) -> dict[int, str]:
+    return {o.uid: str(o.finish) for o in outputs if isinstance(o, Ended)}
+
+
+def test_no_request_waits_for_what_another_needs_before_its_first_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, port = make(folder)
+    preparing = Preparing(engine, monkeypatch)
+    port.inputs.extend([held(1), admit(2), held(3)])
+    assert set(ended(turns(engine, port))) == {2}
+    assert not engine.idle
+    preparing.open[3].set_result(None)
+    assert set(ended(turns(engine, port))) == {3}
+    preparing.open[1].set_result(None)
+    assert set(ended(drain(engine, port))) == {1}
+
+
+def test_a_request_that_is_left_while_it_is_prepared_ends_then(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, port = make(folder)
+    preparing = Preparing(engine, monkeypatch)
+    port.inputs.extend([held(1), Abort((1,))])
+    assert turns(engine, port) == []
+    preparing.open[1].set_result(None)
+    assert ended(drain(engine, port)) == {1: "abort"}
+
+
+def test_a_request_that_cannot_be_prepared_is_refused_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, port = make(folder)
+    preparing = Preparing(engine, monkeypatch)
+    port.inputs.extend([held(1), admit(2)])
+    turns(engine, port, 1)
+    preparing.open[1].set_exception(MemoryError("too much"))
+    outputs = drain(engine, port)
+    assert [(o.uid, o.status, o.code) for o in outputs if isinstance(o, Refused)] == [(1, 500, "internal_error")]
+    assert set(ended(outputs)) == {2}
+
+
+def test_requests_that_are_prepared_count_as_waiting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, port = make(folder, queue_limit=3)
+    Preparing(engine, monkeypatch)
+    port.inputs.extend(held(uid) for uid in range(6))
+    refused = [o for o in turns(engine, port, 1) if isinstance(o, Refused)]
     assert [(r.uid, r.status, r.code) for r in refused] == [(5, 503, "server_overloaded")]
 
 

@@ -71,6 +71,21 @@ def test_only_rows_with_a_grammar_are_masked() -> None:
     assert allowed(forms, 0, 2) == [list(range(VOCAB + 8)), [0]]
 
 
+def test_a_matcher_that_was_prepared_is_not_made_again_but_for_a_row_that_comes_back() -> None:
+    made: list[bytes] = []
+
+    def making(compiled: bytes) -> Matcher:
+        made.append(compiled)
+        return make(compiled)
+
+    forms = Forms(VOCAB, torch.device("cpu"), making)
+    forms.prepare(2, b"g")
+    forms.change(NO_PAGES, (row(2, b"g"),))
+    assert (made, allowed(forms, 2)) == ([b"g"], [[0]])
+    forms.change(slots(2), (row(2, b"g", written=(0, 1)),))
+    assert (made, allowed(forms, 2)) == ([b"g", b"g"], [[2]])
+
+
 def test_a_mask_follows_the_token_before_and_ends_with_a_stop() -> None:
     forms = Forms(VOCAB, torch.device("cpu"), make)
     forms.change(NO_PAGES, (row(0, b"g"), row(1, b"g")))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
 
 from minisgl import Pipeline
 from minisgl.api import Delta, GenerateRequest, GrammarSpec, SamplingParams
+from minisgl_plugins.grammar.llguidance import LLGuidanceGrammar
 
 SCHEMA = {
     "type": "object",
@@ -61,6 +63,23 @@ def test_27_every_finished_answer_is_what_the_schema_says(both: Any) -> None:
         assert value["city"] in ("Paris", "Rome")
         assert 0 <= value["people"] <= 99
     assert both["overlap"][9][0] in ("yes", "no")
+
+
+def test_no_grammar_is_compiled_by_the_thread_that_steps_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    matcher = LLGuidanceGrammar.matcher
+
+    def noted(self: Any, compiled: bytes) -> Any:
+        threads.append(threading.current_thread().name)
+        return matcher(self, compiled)
+
+    monkeypatch.setattr(LLGuidanceGrammar, "matcher", noted)
+    forms = [GrammarSpec("json_schema", json.dumps(SCHEMA), strict=True), GrammarSpec("choice", '["yes", "no"]')]
+    with Pipeline(show_progress=False) as llm:
+        found = outputs(llm, [request(i, form) for i, form in enumerate(forms)])
+    assert [why for _, why in found] == ["stop", "stop"]
+    assert len(threads) == 2
+    assert {name.split("_")[0] for name in threads} == {"minisgl-prepare"}
 
 
 def test_both_loops_give_the_same_text(both: Any) -> None:

@@ -6,9 +6,11 @@ for each output. Rules beside JSON schemas are written in the Lark dialect of ll
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import numpy.typing as npt
 from minisgl.base.component import Component
 from minisgl.base.types import GrammarSpec
 
+log = logging.getLogger(__name__)
 U32 = npt.NDArray[np.uint32]
 
 
@@ -72,6 +75,9 @@ class Grammar(Component):
     @abstractmethod
     def __init__(self, ctx: GrammarContext) -> None: ...
 
+    def load(self) -> None:
+        """Make what takes long and every grammar needs, before the first one comes. It is made when it is needed otherwise."""
+
     @abstractmethod
     def check(self, spec: GrammarSpec) -> None:
         """Raises: RequestError 400 with ``spec.param`` if it cannot be enforced: with ``strict``, all of it must be."""
@@ -82,4 +88,19 @@ class Grammar(Component):
 
     @abstractmethod
     def matcher(self, compiled: bytes) -> Matcher:
-        """For one more output. Raises: RequestError if it needs more than the limits allow."""
+        """For one more output. May take long the first time; other threads go on meanwhile.
+
+        Raises: RequestError if it needs more than the limits allow.
+        """
+
+
+def load_beside(grammar: Grammar) -> None:
+    """Load it in a thread of its own, while the start goes on."""
+
+    def load() -> None:
+        try:
+            grammar.load()
+        except Exception as exc:  # requests that need it will say so
+            log.warning("what grammars need could not be made: %s", exc)
+
+    Thread(target=load, name="minisgl-grammar-load", daemon=True).start()

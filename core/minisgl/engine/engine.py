@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from minisgl.base.errors import Fault, MiniSGLError, RequestError
@@ -19,6 +20,8 @@ from minisgl.sched.scheduler import Scheduler
 log = logging.getLogger("minisgl.engine")
 
 IDLE_WAIT_MS = 200  # a blocked intake looks up this often
+PREPARE_S = 0.001  # a request that is prepared within it is admitted at once
+IDLE_PREPARE_S = 0.005  # how long an engine without work waits for one before it looks for others
 
 
 class Observers:
@@ -80,12 +83,14 @@ class Engine:
         self._running: dict[int, tuple[int, StepPlan, int]] = {}  # step -> (submitted at, plan, schedule_ns)
         self._first_token_due: dict[int, int] = {}  # uid -> prompt tokens
         self._tokens_due = 0  # sum of them
+        self._preparing: list[tuple[Admit, Future[None]]] = []
+        self._left: set[int] = set()  # uids of those that were aborted meanwhile
 
     # ------------------------------------------------------------------------------------------------------- EngineOps
 
     @property
     def idle(self) -> bool:
-        return self.scheduler.idle and not self._running
+        return self.scheduler.idle and not self._running and not self._preparing
 
     @property
     def heartbeat(self) -> tuple[int, int]:
@@ -96,11 +101,14 @@ class Engine:
     def intake(self, block: bool) -> None:
         for message in self.port.receive(IDLE_WAIT_MS if block else 0):
             self._take(message)
+        if self._preparing:
+            self._see_prepared(IDLE_PREPARE_S if self.scheduler.idle and not self._running else 0)
 
     def _take(self, message: EngineInput) -> None:
         if isinstance(message, Admit):
             self._admit(message)
         elif isinstance(message, Abort):
+            self._left |= {a.uid for a, _ in self._preparing if a.uid in message.uids}
             for uid in message.uids:
                 self.scheduler.abort(uid)
         elif isinstance(message, Control):
@@ -109,7 +117,32 @@ class Engine:
             self._stopping = True
 
     def _admit(self, a: Admit) -> None:
-        refused = self._overload(a) or self._check(a) or self.scheduler.admit(a)
+        refused = self._overload(a) or self._check(a)
+        prepared = self.executor.prepare(a) if refused is None else None
+        if prepared is None:
+            self._enter(a, refused)
+            return
+        wait_for = 0 if self._preparing else PREPARE_S  # once for requests that come together
+        self._preparing.append((a, prepared))
+        self._see_prepared(wait_for)
+
+    def _see_prepared(self, seconds: float) -> None:
+        """Admit what is prepared. Waits so long if nothing is."""
+        wait([done for _, done in self._preparing], seconds, FIRST_COMPLETED)
+        ready = [(a, done) for a, done in self._preparing if done.done()]
+        self._preparing = [(a, done) for a, done in self._preparing if not done.done()]
+        for a, done in ready:
+            failed = done.exception()
+            if failed is not None:
+                log.error("request %d could not be prepared", a.uid, exc_info=failed)
+            why = "the request could not be prepared"
+            self._enter(a, None if failed is None else Refused(a.uid, 500, why, "internal_error"))
+            if a.uid in self._left:
+                self._left.discard(a.uid)
+                self.scheduler.abort(a.uid)
+
+    def _enter(self, a: Admit, refused: Refused | None) -> None:
+        refused = refused or self.scheduler.admit(a)
         if refused is not None:
             self.port.send(a.owner, [refused])
             self.observers.call("request", RequestEvent(a.uid, "refused", time.monotonic_ns(), len(a.ids)))
@@ -120,12 +153,13 @@ class Engine:
 
     def _overload(self, a: Admit) -> Refused | None:
         """What is open is counted, not what waits: requests that come together all wait before the first of them runs."""
-        waiting, running = self.scheduler.n_waiting, self.scheduler.n_running
+        waiting, running = self.scheduler.n_waiting + len(self._preparing), self.scheduler.n_running
+        tokens = self._tokens_due + sum(len(p.ids) for p, _ in self._preparing)
         if self._queue_limit is not None and waiting + running >= self.info.max_running + self._queue_limit:
             why = f"{running} requests run and {waiting} wait, which is the limit (limits.max_running + limits.queue)"
-        elif self._queue_tokens is not None and self._tokens_due and self._tokens_due + len(a.ids) > self._queue_tokens:
+        elif self._queue_tokens is not None and tokens and tokens + len(a.ids) > self._queue_tokens:
             why = (
-                f"{self._tokens_due} prompt tokens wait, and {len(a.ids)} more would be over the limit of "
+                f"{tokens} prompt tokens wait, and {len(a.ids)} more would be over the limit of "
                 f"{self._queue_tokens} (limits.queue_tokens)"
             )
         else:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from minisgl.base.component import Component
 from minisgl.base.facts import ModelFacts
 from minisgl.base.progress import no_progress
-from minisgl.base.types import ExecInfo, LocalModel, StepPlan, StepResult
+from minisgl.base.types import Admit, ExecInfo, LocalModel, StepPlan, StepResult
 from minisgl.engine.loop import Ticket
 
 if TYPE_CHECKING:
@@ -57,6 +58,13 @@ class Executor(Component):
 
         Raises: RequestError for those that a processor refuses.
         """
+
+    def prepare(self, admit: Admit) -> Future[None] | None:
+        """Begin what this request needs before its first step and takes too long to hold up a step. None: there is nothing.
+
+        The request is admitted when it is done.
+        """
+        return None
 
     @abstractmethod
     def submit(self, plan: StepPlan) -> Ticket:

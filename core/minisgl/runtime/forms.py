@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from threading import Lock
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from minisgl.base.grammar import U32, Matcher
 from minisgl.base.types import I32, RowInit
 
 log = logging.getLogger(__name__)
+MAX_PREPARED = 4096  # matchers of requests that were not scheduled yet; those of aborted ones leave by this
 
 
 class _Form:
@@ -49,8 +51,18 @@ class Forms:
         self._vocab, self._device, self._make = vocab, device, make
         self._words = -(-vocab // 32)
         self._forms: dict[int, _Form] = {}
+        self._prepared: dict[int, Matcher | None] = {}  # by uid
+        self._lock = Lock()  # of what is prepared
         self._due: list[tuple[int, _Form]] = []  # (place in the last step's tokens, form)
         self._tokens: Callable[[], I32] | None = None  # of the last step that sampled for a form
+
+    def prepare(self, uid: int, compiled: bytes) -> None:
+        """Make the matcher of a request that comes. For any thread: it may take long, and no step has to wait for it."""
+        matcher = self._matcher(compiled)
+        with self._lock:
+            self._prepared[uid] = matcher
+            if len(self._prepared) > MAX_PREPARED:
+                del self._prepared[next(iter(self._prepared))]
 
     def change(self, retire: I32, init: tuple[RowInit, ...]) -> None:
         """Rows leave and come. A row that comes back has written something already."""
@@ -60,9 +72,16 @@ class Forms:
         for row in init:
             self._forms.pop(row.slot, None)
             if row.sampling.grammar:
-                form = self._forms[row.slot] = _Form(self._matcher(row.sampling.grammar), row.sampling.stop_ids)
+                form = self._forms[row.slot] = _Form(self._first(row), row.sampling.stop_ids)
                 for token in row.written.tolist():
                     form.accept(token)
+
+    def _first(self, row: RowInit) -> Matcher | None:
+        """The matcher that was prepared; a new one for a row that comes back, whose grammar is compiled already."""
+        with self._lock:
+            if row.uid in self._prepared:
+                return self._prepared.pop(row.uid)
+        return self._matcher(row.sampling.grammar)
 
     def _matcher(self, compiled: bytes) -> Matcher | None:
         try:

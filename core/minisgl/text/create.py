@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from minisgl.base.errors import ConfigError
-from minisgl.base.grammar import Grammar, GrammarContext
+from minisgl.base.grammar import Grammar, GrammarContext, load_beside
 from minisgl.base.types import EngineInfo, LocalModel
 from minisgl.config.schema import Settings
 from minisgl.plugin.registry import Registry
@@ -39,6 +39,8 @@ def make_processor(
     parsers = make_parsers(settings, registry, "" if tokenizer is None else tokenizer.template)
     eos = set(info.eos) | (set() if tokenizer is None else tokenizer.eos)
     grammar = make_grammar(settings, registry, model, info.vocab, tuple(sorted(eos))) if info.grammars else None
+    if grammar is not None:
+        load_beside(grammar)
     return TextProcessor(tokenizer, info, owner, parsers, grammar)
 
 

@@ -50,6 +50,8 @@ class Outlines:
         if request.parse is not None and request.parse.calls:
             for i, function in self._held(request, request.parse):
                 self._grammar.check(_parameters(i, function, request.parse))
+            # Each alone is within the limits; so has to be their sum.
+            self._grammar.matcher(self._grammar.compile(Outline(request.grammar, self._calls(request))))
 
     def compile(self, request: GenerateRequest, text: str, continued: str) -> bytes:
         """b"" for a request that asks for no form. ``text``: of the prompt. Raises: RequestError."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from minisgl.api import (
+    Admit,
     ExecContext,
     ExecHealth,
     ExecInfo,
@@ -42,6 +44,7 @@ class LocalExecutor(Executor):
         self._jobs: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
         self._launched: queue.SimpleQueue[Pending | Fault | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[StepResult | Fault] = queue.SimpleQueue()
+        self._preparer = ThreadPoolExecutor(1, "minisgl-prepare")
         self._thread: threading.Thread | None = None
         self.worker: Worker | None = None  # once it is built; its ``stats`` may be read from any thread
         self._fault: Fault | None = None
@@ -62,6 +65,12 @@ class LocalExecutor(Executor):
     def check(self, extra: Mapping[str, Any]) -> None:
         assert self.worker is not None, "checked before it was started"
         self.worker.picker.check(extra)
+
+    def prepare(self, admit: Admit) -> Future[None] | None:
+        """A grammar is compiled by a thread of its own; steps go on meanwhile."""
+        assert self.worker is not None, "prepared before it was started"
+        forms, compiled = self.worker.forms, admit.sampling.grammar
+        return None if forms is None or not compiled else self._preparer.submit(forms.prepare, admit.uid, compiled)
 
     def submit(self, plan: StepPlan) -> Ticket:
         self._jobs.put(plan)
@@ -90,6 +99,7 @@ class LocalExecutor(Executor):
         return ExecHealth(alive, self._done, "" if alive else "the worker thread does not run")
 
     def stop(self, grace: float) -> None:
+        self._preparer.shutdown(wait=False, cancel_futures=True)
         thread, self._thread = self._thread, None
         if thread is not None:
             self._jobs.put(None)

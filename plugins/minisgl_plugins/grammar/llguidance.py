@@ -50,6 +50,9 @@ class LLGuidanceGrammar(Grammar):
         self._checked: OrderedDict[GrammarSpec, _Rules | RequestError] = OrderedDict()
         self._matchers: OrderedDict[bytes, Any] = OrderedDict()  # never advanced, to be copied
 
+    def load(self) -> None:
+        self._vocabulary()
+
     # -- what is asked for
 
     def check(self, spec: GrammarSpec) -> None:
@@ -59,10 +62,7 @@ class LLGuidanceGrammar(Grammar):
         grammars = [{"name": "output", "lark_grammar": _rules(outline)}]
         if outline.answer is not None:
             grammars.append({**self._enforced(outline.answer), "name": "answer"})
-        compiled = json.dumps({"grammars": grammars}).encode()
-        if outline.calls:
-            self._prototype(compiled)  # its schemas were checked one by one, but not their sum
-        return compiled
+        return json.dumps({"grammars": grammars}).encode()
 
     def _enforced(self, spec: GrammarSpec) -> _Rules:
         """What holds an output to ``spec``. Raises: RequestError if nothing does."""
@@ -169,7 +169,7 @@ class LLGuidanceGrammar(Grammar):
         return made
 
     def _vocabulary(self) -> Any:
-        """Made when it is needed first: it takes half a second and some tens of MB."""
+        """Made once: it takes a quarter of a second, in which no other thread of the process runs, and some tens of MB."""
         with self._lock:
             if self._tokenizer is None:
                 path = self._ctx.tokenizer_dir / "tokenizer.json"
