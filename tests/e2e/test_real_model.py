@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jsonschema
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from minisgl.testing.server import Server
 
@@ -60,3 +62,44 @@ def test_seed_makes_an_answer_repeatable_beside_others(client: OpenAI) -> None:
         among = list(pool.map(tell, [None, None, 7, None, None, None, 7, None]))
     assert among[2] == among[6] == alone
     assert len({among[i] for i in (0, 1, 3, 4, 5, 7)}) > 1
+
+
+CITY: Any = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "people": {"type": "integer", "minimum": 1, "maximum": 9_999_999},
+        "size": {"enum": ["small", "large"]},
+        "rivers": {"type": "array", "items": {"enum": ["Seine", "Tiber"]}, "maxItems": 2},
+        "old": {"type": ["boolean", "null"]},
+    },
+    "required": ["city", "people", "size", "rivers", "old"],
+    "additionalProperties": False,
+}
+
+
+def _formed(client: OpenAI, schema: Any, strict: bool, **fields: Any) -> Any:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema, "strict": strict}}
+    ask: Any = [{"role": "user", "content": "Tell me about a city, as JSON."}]
+    return client.chat.completions.create(model="SmolLM2-135M-Instruct", messages=ask, response_format=form, **fields)
+
+
+def test_27_fifty_seeds_keep_to_the_schema(client: OpenAI) -> None:
+    def tell(seed: int) -> Any:
+        return _formed(client, CITY, True, temperature=1, seed=seed, max_tokens=120).choices[0]
+
+    with ThreadPoolExecutor(50) as pool:
+        choices = list(pool.map(tell, range(50)))
+    finished = [json.loads(c.message.content) for c in choices if c.finish_reason == "stop"]
+    assert len(finished) >= 45  # the schema bounds every part, but whitespace is the model's
+    for value in finished:
+        jsonschema.validate(value, CITY)
+    assert len({json.dumps(value) for value in finished}) > 25  # the seeds differ
+
+
+def test_27_what_a_grammar_cannot_hold_is_refused_where_it_is_strict(client: OpenAI) -> None:
+    schema = {"type": "array", "items": {"type": "string", "maxLength": 4}, "uniqueItems": True, "maxItems": 2}
+    with pytest.raises(BadRequestError) as caught:
+        _formed(client, schema, True, max_tokens=8)
+    assert (caught.value.code, caught.value.param) == ("invalid_json_schema", "response_format.json_schema.schema")
+    assert _formed(client, schema, False, temperature=0, max_tokens=16).choices[0].finish_reason in ("stop", "length")
