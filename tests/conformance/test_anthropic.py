@@ -136,7 +136,10 @@ def test_reasoning_and_a_call_are_blocks() -> None:
     assert '"partial_json":"{\\"a\\""' in frames
     whole = answer.whole()
     thought, call = whole["content"]
-    assert thought == {"type": "thinking", "thinking": "why", "signature": ""}
+    assert thought["thinking"] == "why"
+    assert thought["signature"]
+    signed = f'"delta":{{"type":"signature_delta","signature":"{thought["signature"]}"}}'
+    assert frames.index('"thinking_delta"') < frames.index(signed) < frames.index("content_block_stop")
     assert (call["type"], call["name"], call["input"]) == ("tool_use", "f", {"a": 1})
     assert whole["stop_reason"] == "tool_use"
 
@@ -224,5 +227,5 @@ def test_the_sdk_names_a_missing_key(start: Any) -> None:
 
 
 def test_a_prompt_that_is_too_long_is_said_in_the_words_that_agents_look_for(client: Any) -> None:
-    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: .* context length is 256 tokens"):
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* context length is 256 tokens"):
         client.messages.create(**ask(client, messages=[{"role": "user", "content": "x" * 300}]))

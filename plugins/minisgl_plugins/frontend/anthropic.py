@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from minisgl.api import Delta, ErrorShape, Exchange, Fields, GenerateRequest, RequestError, route
+from minisgl.api import Delta, ErrorShape, Exchange, RequestError, route
 
 from . import anthropic_about as about
 from .anthropic_request import as_chat
 from .openai_chunks import Tally
-from .openai_messages import read_messages
 from .openai_reply import parts_of
-from .openai_request import Call, read_chat, read_template
-from .openai_tools import read_tools
+from .openai_request import Call, read_chat
+from .openai_tokenize import read_tokenize
 from .translating import EventAnswer, TranslatingFrontend, event
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ ERROR_TYPES = {
     503: "overloaded_error",
 }
 KINDS = {"content": ("text", "text", "text_delta"), "reasoning": ("thinking", "thinking", "thinking_delta")}
+SIGNATURE = "unsigned"  # of thinking; clients drop from the next prompt what comes without one
 
 
 def error_body(error: RequestError) -> bytes:
@@ -54,20 +54,15 @@ class AnthropicFrontend(TranslatingFrontend):
         ]
 
     async def messages(self, x: Exchange) -> None:
-        body = await x.json()
-        info = self._info()
-        call = read_chat(as_chat(body), info, self.settings).counted_for(x.header(b"x-api-key"))
+        call = await x.read(lambda body: read_chat(as_chat(body), self._info(), self.settings))
+        call = call.counted_for(x.header(b"x-api-key"))
         tally = Tally(1, 1)
-        outputs = self._outputs(call, info, tally)
+        outputs = self._outputs(call, self._info(), tally)
         await self._answer_events(x, Message(call, tally), outputs, call.common.stream)
 
     async def count_tokens(self, x: Exchange) -> None:
-        f = Fields(as_chat(await x.json(), needs_max=False))
-        self._info()
-        messages = read_messages(f)
-        template = read_template(f, messages, read_tools(f).tools)
-        ids = await self.client.tokenize(GenerateRequest(messages=messages, template=template, param="messages"))
-        await x.respond_json({"input_tokens": len(ids)})
+        request, _ = await x.read(lambda body: read_tokenize(as_chat(body, needs_max=False), self._info()))
+        await x.respond_json({"input_tokens": len(await self.client.tokenize(request))})
 
 
 class Message(EventAnswer):
@@ -106,7 +101,7 @@ class Message(EventAnswer):
     def _text(self, kind: str, text: str) -> Iterator[bytes]:
         name, field, change = KINDS[kind]
         if self._open != kind:
-            signature = {"signature": ""} if kind == "reasoning" else {}
+            signature = {"signature": ""} if kind == "reasoning" else {}  # it comes at the end
             yield from self._begin(kind, {"type": name, field: "", **signature})
         self._blocks[-1][field] += text
         yield event("content_block_delta", index=len(self._blocks) - 1, delta={"type": change, field: text})
@@ -119,8 +114,12 @@ class Message(EventAnswer):
 
     def _close(self) -> Iterator[bytes]:
         if self._open:
+            at = len(self._blocks) - 1
+            if self._open == "reasoning":
+                self._blocks[at]["signature"] = SIGNATURE
+                yield event("content_block_delta", index=at, delta={"type": "signature_delta", "signature": SIGNATURE})
             self._open = ""
-            yield event("content_block_stop", index=len(self._blocks) - 1)
+            yield event("content_block_stop", index=at)
 
     def _end(self, delta: Delta) -> None:
         self._stop = "max_tokens" if delta.finish == "length" else "tool_use" if self._inputs else "end_turn"
