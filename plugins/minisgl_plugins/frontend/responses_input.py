@@ -51,7 +51,7 @@ class Conversation:
             assert kind is not None, name
             raise kind.refused(
                 f"is {name[:100]!r}; this server, which keeps no items, takes those of type 'message', 'reasoning', "
-                "'function_call' and 'function_call_output'",
+                "'function_call' and 'function_call_output'; clients that refer to kept items send them whole with 'store': false",
                 "unsupported_value",
             )
 
