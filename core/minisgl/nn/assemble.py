@@ -20,6 +20,7 @@ from minisgl.base.progress import no_progress
 from minisgl.base.types import ExecInfo, LocalModel
 from minisgl.base.vocabulary import tokenizer_ids
 from minisgl.config.schema import LimitsSettings, Settings
+from minisgl.nn.basis import change_basis
 from minisgl.nn.builder import Builder
 from minisgl.nn.choose import pick_attention, pick_logits, pick_ops, pick_sampler
 from minisgl.nn.dummy import dummy_weights
@@ -85,6 +86,8 @@ def build_worker(
     tp = TpInfo(comm.rank, comm.size)
     builder = Builder(facts, comm, dtype, device, model_len, quant)
     model = cls(ModelContext(facts, tp, dtype, device, builder))
+    if quant is not None:
+        change_basis(model, quant, facts.hidden)
     forms = make_forms(config, registry, local, facts, device) if comm.rank == 0 else None
     try:
         if config.weights.format == "dummy":

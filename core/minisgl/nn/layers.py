@@ -40,7 +40,12 @@ class ParamSpec:
 
 
 class Layer(nn.Module):
-    """A leaf of the model tree that owns parameters. They are made without memory; the loader puts the tensors in."""
+    """A leaf of the model tree that owns parameters. They are made without memory; the loader puts the tensors in.
+
+    ``needs``: layers whose parameters this one is finished with beside its own; ``needed_by``: the other way round."""
+
+    needs: tuple[Layer, ...] = ()
+    needed_by: tuple[Layer, ...] = ()
 
     def _parameter(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> None:
         """Args: shape: of the whole parameter; a rank of several gets its share when it is loaded."""
@@ -59,7 +64,7 @@ class Layer(nn.Module):
         return []
 
     def finish(self) -> None:
-        """Called once when the parameters are loaded."""
+        """Called once when the parameters are loaded, and those of the layers that it ``needs``."""
 
 
 class Linear(Layer):
@@ -135,7 +140,12 @@ class Embedding(Layer):
     def __init__(self, vocab: int, hidden: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.weight: Tensor
+        self.prepare: Callable[[Tensor], None] | None = None  # changes the weight when it is loaded
         self._parameter("weight", (vocab, hidden), dtype)
+
+    def finish(self) -> None:
+        if self.prepare is not None:
+            self.prepare(self.weight.detach())
 
     def forward(self, tokens: Tensor) -> Tensor:  # [n] int64 -> [n, hidden]
         return F.embedding(tokens, self.weight)
@@ -150,6 +160,10 @@ class Head(Linear):
         self._embed = (embed,)  # in a tuple: the module tree must not have the embedding twice
         if embed is not None:
             del self.weight
+
+    @property
+    def tied(self) -> bool:
+        return self._embed[0] is not None
 
     def specs(self, path: str) -> list[ParamSpec]:
         return super().specs(path) if self._embed[0] is None else []

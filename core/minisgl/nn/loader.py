@@ -79,7 +79,9 @@ class Filling:
         setattr(self._model.get_submodule(holder), name, nn.Parameter(value, requires_grad=False))
         self._left[id(layer)] -= 1
         if not self._left[id(layer)]:
-            layer.finish()
+            for complete in (layer, *layer.needed_by):
+                if id(complete) in self._left and not any(self._left[id(x)] for x in (complete, *complete.needs)):
+                    complete.finish()
 
     def end(self, device: torch.device) -> None:
         """Finish the layers that have no parameters of their own: they may share another's."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from minisgl.base.component import Component
 
 Apply = Callable[[Tensor, Tensor | None], Tensor]  # (x [n, inputs], bias [outputs] or None) -> [n, outputs], new
+Turn = Callable[[Tensor], Tensor]  # x [n, hidden] -> x @ basis, for an orthogonal [hidden, hidden]; new
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +57,13 @@ class QuantMethod(Component):
         and not kept: the caller frees it. head: whether it is the language model head, which some methods keep finer.
         Returns: a function of x [n, inputs] and a bias [outputs] or None; it leaves x as it is. Called by one thread.
         """
+
+    def basis(self, hidden: int) -> Turn | None:
+        """A basis in which hidden states are easier to round, or None. Decoders then keep theirs in it (``nn.basis``), and
+        layers that read them are made by ``reader``."""
+        return None
+
+    def reader(self, weight: Tensor, norm: Tensor, head: bool) -> Apply:
+        """As ``linear``, for inputs in ``basis``, which have been divided by their length but not multiplied by the weights
+        ``norm`` [inputs] of the norm before."""
+        raise NotImplementedError(f"{type(self).__name__} has no basis")

@@ -15,6 +15,7 @@ from torch import Tensor
 from minisgl.nn.packed import pack
 
 LARGEST = 64  # block of inputs that are rotated together; see docs/decisions/006
+_LARGEST_BASIS = 1024  # block of a basis; larger ones need more memory than they are worth
 _MANY = 1 << 15  # values from which oneDNN's product is faster than torch's; both give the same to the bit
 
 
@@ -29,6 +30,13 @@ def hadamard(size: int) -> Tensor:
     while len(h) < size:
         h = torch.cat((torch.cat((h, h), 1), torch.cat((h, -h), 1)))
     return h
+
+
+def hartley(size: int) -> Tensor:
+    """[size, size], orthogonal and symmetric; no element is larger than sqrt(2 / size)."""
+    i = torch.arange(size, dtype=torch.float64)
+    angle = (2 * torch.pi / size) * (i[:, None] * i).remainder(size)
+    return ((angle.cos() + angle.sin()) / size**0.5).float()
 
 
 class Rotation:
@@ -50,6 +58,35 @@ class Rotation:
     def weight(self, w: Tensor) -> Tensor:
         """The weight [outputs, inputs] whose product with rotated inputs is that of ``w`` with the inputs themselves."""
         return self(w).div(self.size)
+
+
+class Basis:
+    """An orthogonal matrix that spreads each element over all others, for hidden states that layers keep turned by it: random
+    signs, then Hadamard's matrix in blocks and Hartley's between them."""
+
+    def __init__(self, hidden: int) -> None:
+        size = min(hidden & -hidden, _LARGEST_BASIS)
+        random = torch.Generator().manual_seed(hidden)  # the same on all ranks
+        self._signs = torch.randint(0, 2, (hidden,), generator=random) * 2.0 - 1.0
+        self._h = hadamard(size) / size**0.5
+        self._between = hartley(hidden // size)
+
+    def __call__(self, x: Tensor) -> Tensor:  # [n, hidden] -> [n, hidden]
+        blocks = (x * self._signs).reshape(-1, len(self._h)) @ self._h
+        return torch.matmul(self._between, blocks.view(len(x), len(self._between), -1)).view(x.shape)
+
+
+class Read:
+    """In place of a ``Rotation``, for inputs that come in a ``basis`` and lack the weights ``norm`` [inputs] of their norm."""
+
+    def __init__(self, basis: Callable[[Tensor], Tensor], norm: Tensor) -> None:
+        self._basis, self._norm = basis, norm
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+    def weight(self, w: Tensor) -> Tensor:
+        return self._basis(w * self._norm)
 
 
 def rotations() -> Callable[[int], Rotation]:

@@ -61,10 +61,23 @@ class Plain(QuantMethod):
         return lambda x, bias: torch.nn.functional.linear(x, kept, bias)
 
 
+class Turned(Plain):
+    """As ``Plain``, with hidden states in another basis."""
+
+    def basis(self, hidden):
+        g = torch.Generator().manual_seed(hidden)
+        self.matrix = torch.linalg.qr(torch.randn(hidden, hidden, generator=g, dtype=torch.float64))[0].float()
+        return lambda x: x @ self.matrix
+
+    def reader(self, weight, norm, head):
+        return self.linear((weight * norm) @ self.matrix, head)
+
+
 @pytest.fixture
 def registry():
     found = Registry.scan(bundled_only=True)
     found.add("quant", "plain", Plain)
+    found.add("quant", "turned", Turned)
     return found
 
 
@@ -79,6 +92,47 @@ def test_every_bundled_model_runs_quantized(family, tmp_path, registry):
     assert torch.allclose(same, plain, rtol=1e-4, atol=1e-4)
     assert 0.99 < torch.nn.functional.cosine_similarity(int8, plain).item() < 1 - 1e-6
     assert 0.85 < torch.nn.functional.cosine_similarity(int4, plain).item() < 0.999
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_hidden_states_in_another_basis_give_the_same_logits(tied, biased, tmp_path, registry):
+    import transformers
+
+    config = transformers.LlamaConfig(**llama_config(tie_word_embeddings=tied, attention_bias=biased, mlp_bias=biased))
+    local, prompt = random_checkpoint(tmp_path, config), random_prompt(config.vocab_size)
+    plain, turned = (greedy_rows(local, prompt, 1, registry, settings=using(s))[0][0] for s in ("plain", "turned"))
+    assert torch.allclose(turned, plain, rtol=1e-4, atol=1e-4)
+    worker = make_worker(local, using("turned"), registry=registry)
+    assert all((p == 1).all() for n, p in worker.model.named_parameters() if "norm" in n)
+    plain = make_worker(local, using("plain"), registry=registry)
+    before, after = (w.model.model.embed_tokens.weight for w in (plain, worker))
+    assert torch.allclose(after.norm(dim=1), before.norm(dim=1), rtol=1e-4)
+    assert not torch.allclose(after, before, rtol=0.1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_basis_changes_no_architecture(family, tmp_path, registry):
+    """Head norms, biases, windows; a mixture of experts keeps its basis."""
+    local, prompt = checkpoint(family, tmp_path), random_prompt(199)
+    plain, turned = (greedy_rows(local, prompt, 1, registry, settings=using(s))[0][0] for s in ("plain", "turned"))
+    assert torch.allclose(turned, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_of_its_own_keeps_its_basis(tmp_path, registry):
+    """Whoever does anything else with hidden states need not know of bases."""
+    from minisgl_plugins.models.llama import LlamaForCausalLM
+
+    class Own(LlamaForCausalLM):
+        def forward(self, b):
+            return super().forward(b)
+
+    registry.add("model", "OwnForCausalLM", Own)
+    local = llama_checkpoint(tmp_path)
+    local.config["architectures"] = ["OwnForCausalLM"]
+    own = make_worker(local, using("turned"), registry=registry).model
+    assert isinstance(own, Own)
+    assert not all((p == 1).all() for n, p in own.named_parameters() if "norm" in n)
 
 
 def test_the_float_weights_are_freed(tmp_path):
