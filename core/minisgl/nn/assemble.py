@@ -87,7 +87,7 @@ def build_worker(
     builder = Builder(facts, comm, dtype, device, model_len, quant)
     model = cls(ModelContext(facts, tp, dtype, device, builder))
     if quant is not None:
-        change_basis(model, quant, facts.hidden)
+        change_basis(model, quant, facts.hidden, facts.head_dim)
     forms = make_forms(config, registry, local, facts, device) if comm.rank == 0 else None
     try:
         if config.weights.format == "dummy":

@@ -3,44 +3,47 @@
 A decoder's hidden states are sums of what its layers write, and are divided by their length before others read them. Turned by
 an orthogonal matrix they keep that length. So if all that write them write them turned, and all that read them expect that, the
 model computes the same, and its weights have done all the turning when they are loaded. The weights of norms, which belong to
-single elements of the old basis, move into the layers that read.
+single elements of the old basis, move into the layers that read. Attention adds up values, so those are turned as well, each head
+by itself.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from minisgl.nn.decoder import Decoder, DecoderLayer, DecoderLM, GatedMLP, SelfAttention
-from minisgl.nn.layers import Linear, Norm
+from minisgl.nn.layers import Linear, Norm, QKVLinear
 from minisgl.runtime.model import Model
 from minisgl.runtime.quant import Apply, QuantMethod, Turn
 
 _CHUNK = 1 << 24  # elements turned at a time, which bounds the memory that takes
 
 
-def change_basis(model: Model, quant: QuantMethod, hidden: int) -> None:
-    """Let ``model``, whose weights are not loaded yet, keep its hidden states in the basis of ``quant``, if that has one and if
-    nothing but dense layers of ``nn.decoder`` sees them."""
+def change_basis(model: Model, quant: QuantMethod, hidden: int, head_dim: int) -> None:
+    """Let ``model``, whose weights are not loaded yet, keep hidden states and values in bases of ``quant``, if that has any and
+    if nothing but dense layers of ``nn.decoder`` sees them."""
     found = _dense(model)
-    turn = quant.basis(hidden) if found else None
-    if turn is None or not isinstance(model, DecoderLM):
+    states, values = (quant.basis(hidden), quant.basis(head_dim)) if found else (None, None)
+    if states is None or values is None or not isinstance(model, DecoderLM):
         return
-    head, embed = model.lm_head, model.model.embed_tokens
-    readers: list[tuple[Norm, Linear]] = [(model.model.norm, head)]
+    change = _Change(quant, states, values, head_dim)
     for layer, attention, mlp in found:
-        readers += [(layer.input_layernorm, attention.qkv_proj), (layer.post_attention_layernorm, mlp.gate_up_proj)]
-        for writer in (attention.o_proj, mlp.down_proj):
-            writer.pack = partial(_write, quant, turn, writer)
-    for norm, reader in readers:
-        norm.needed_by, reader.needs = (reader,), (norm,)
-        reader.pack = partial(_read, quant, norm, reader is head)
+        qkv, gate_up, out, down = attention.qkv_proj, mlp.gate_up_proj, attention.o_proj, mlp.down_proj
+        _wait(qkv, layer.input_layernorm)
+        _wait(gate_up, layer.post_attention_layernorm)
+        qkv.pack = partial(change.qkv, qkv, layer.input_layernorm)
+        gate_up.pack = partial(change.read, layer.post_attention_layernorm)
+        out.pack, down.pack = partial(change.attention_out, out), partial(change.down, down)
+    head, embed, norm = model.lm_head, model.model.embed_tokens, model.model.norm
+    _wait(head, norm)
     if head.tied:  # it needs the rows as they were
-        head.pack = partial(_read_and_turn, quant, norm=model.model.norm, turn=turn)
+        head.pack = partial(change.tied_head, norm)
     else:
-        embed.prepare = partial(_turn_rows, turn)
+        head.pack, embed.prepare = partial(change.read, norm, head=True), change.rows
 
 
 def _dense(model: Model) -> list[tuple[DecoderLayer, SelfAttention, GatedMLP]]:
@@ -54,24 +57,51 @@ def _dense(model: Model) -> list[tuple[DecoderLayer, SelfAttention, GatedMLP]]:
     return found if all(tuple(map(type, parts)) == wanted for parts in found) else []  # type: ignore[return-value]
 
 
-def _read(quant: QuantMethod, norm: Norm, head: bool, weight: Tensor) -> Apply:
-    product = quant.reader(weight, norm.weight.detach(), head)
-    norm.weight = nn.Parameter(torch.ones_like(norm.weight), requires_grad=False)
-    return product
+def _wait(reader: Linear, norm: Norm) -> None:
+    norm.needed_by, reader.needs = (reader,), (norm,)
 
 
-def _read_and_turn(quant: QuantMethod, embedding: Tensor, *, norm: Norm, turn: Turn) -> Apply:
-    product = _read(quant, norm, True, embedding)
-    _turn_rows(turn, embedding)
-    return product
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Quantizes the weights of layers, turned by the basis of hidden ``states`` and of ``values``; overwrites what it is given."""
 
+    quant: QuantMethod
+    states: Turn
+    values: Turn
+    head_dim: int
 
-def _write(quant: QuantMethod, turn: Turn, layer: Linear, weight: Tensor) -> Apply:
-    if layer.bias is not None:
-        layer.bias.copy_(turn(layer.bias[None])[0])
-    return quant.linear(turn(weight.T).T.contiguous(), False)
+    def read(self, norm: Norm, weight: Tensor, head: bool = False) -> Apply:
+        scale = norm.weight.detach()
+        product = self.quant.turned(weight, lambda rows: self.states(rows * scale), head)
+        norm.weight = nn.Parameter(torch.ones_like(scale), requires_grad=False)
+        return product
 
+    def qkv(self, layer: QKVLinear, norm: Norm, weight: Tensor) -> Apply:
+        v = layer.split[2] * layer.head_dim
+        weight[-v:] = self._heads(weight[-v:].T).T
+        if layer.bias is not None:
+            layer.bias[-v:] = self._heads(layer.bias[None, -v:])[0]
+        return self.read(norm, weight)
 
-def _turn_rows(turn: Turn, weight: Tensor) -> None:
-    for rows in torch.split(weight, max(1, _CHUNK // weight.shape[1])):
-        rows.copy_(turn(rows))
+    def attention_out(self, layer: Linear, weight: Tensor) -> Apply:
+        return self.quant.turned(self._written(layer, weight), self._heads, False)
+
+    def down(self, layer: Linear, weight: Tensor) -> Apply:
+        return self.quant.linear(self._written(layer, weight), False)
+
+    def tied_head(self, norm: Norm, embedding: Tensor) -> Apply:
+        product = self.read(norm, embedding, head=True)
+        self.rows(embedding)
+        return product
+
+    def rows(self, embedding: Tensor) -> None:
+        for rows in torch.split(embedding, max(1, _CHUNK // embedding.shape[1])):
+            rows.copy_(self.states(rows))
+
+    def _written(self, layer: Linear, weight: Tensor) -> Tensor:
+        if layer.bias is not None:
+            layer.bias.copy_(self.states(layer.bias[None])[0])
+        return self.states(weight.T).T.contiguous()
+
+    def _heads(self, rows: Tensor) -> Tensor:  # [n, heads * head_dim], as it returns
+        return self.values(rows.reshape(-1, self.head_dim)).view(rows.shape)

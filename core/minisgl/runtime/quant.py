@@ -13,7 +13,7 @@ from torch import Tensor
 from minisgl.base.component import Component
 
 Apply = Callable[[Tensor, Tensor | None], Tensor]  # (x [n, inputs], bias [outputs] or None) -> [n, outputs], new
-Turn = Callable[[Tensor], Tensor]  # x [n, hidden] -> x @ basis, for an orthogonal [hidden, hidden]; new
+Turn = Callable[[Tensor], Tensor]  # x [n, size] -> x @ basis, for an orthogonal [size, size]; new
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,11 @@ class QuantMethod(Component):
         Returns: a function of x [n, inputs] and a bias [outputs] or None; it leaves x as it is. Called by one thread.
         """
 
-    def basis(self, hidden: int) -> Turn | None:
-        """A basis in which hidden states are easier to round, or None. Decoders then keep theirs in it (``nn.basis``), and
-        layers that read them are made by ``reader``."""
+    def basis(self, size: int) -> Turn | None:
+        """A basis in which vectors of ``size`` elements are easier to round, or None. Decoders then keep their hidden states and
+        values in one (``nn.basis``), and layers that read those are made by ``turned``."""
         return None
 
-    def reader(self, weight: Tensor, norm: Tensor, head: bool) -> Apply:
-        """As ``linear``, for inputs in ``basis``, which have been divided by their length but not multiplied by the weights
-        ``norm`` [inputs] of the norm before."""
+    def turned(self, weight: Tensor, turn: Turn, head: bool) -> Apply:
+        """As ``linear``, for inputs that come in a basis: each row of ``weight`` has to be turned into it."""
         raise NotImplementedError(f"{type(self).__name__} has no basis")

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.api.device import Apply, QuantContext, QuantMethod
-from minisgl_plugins.quant.rotation import Basis, Read, Rotation, rotations
+from minisgl.api.device import Apply, QuantContext, QuantMethod, Turn
+from minisgl_plugins.quant.rotation import Basis, Rotation, Turned, rotations
 
 _TINY = 1e-30  # in place of the largest value of a token, or weight of an output, that is all zeros
 _CHUNK = 1 << 24  # weights quantized at a time, which bounds the memory that takes
@@ -44,21 +44,18 @@ class Int8Quant(QuantMethod):
     def __init__(self, ctx: QuantContext) -> None:
         super().__init__(ctx)
         self._rotation = rotations()
-        self._basis: Basis | None = None
         self.levels = 127 if self._exact(127) else 63
 
     def linear(self, weight: Tensor, head: bool) -> Apply:
         return self.product(weight, self.levels)
 
-    def basis(self, hidden: int) -> Basis:
-        if self._basis is None:
-            self._basis = Basis(hidden)
-        return self._basis
+    def basis(self, size: int) -> Turn:
+        return Basis(size)
 
-    def reader(self, weight: Tensor, norm: Tensor, head: bool) -> Apply:
-        return self.product(weight, self.levels, Read(self.basis(weight.shape[1]), norm))
+    def turned(self, weight: Tensor, turn: Turn, head: bool) -> Apply:
+        return self.product(weight, self.levels, Turned(turn))
 
-    def product(self, weight: Tensor, levels: int, rotate: Rotation | Read | None = None) -> Apply:
+    def product(self, weight: Tensor, levels: int, rotate: Rotation | Turned | None = None) -> Apply:
         """``levels``: of an activation's absolute value, 127, or 63 where sums of more could overflow 16 bits. ``rotate``: what
         makes inputs easier to round; None: a rotation of their own."""
         rotate = rotate or self._rotation(weight.shape[1])
@@ -80,7 +77,7 @@ class Int8Quant(QuantMethod):
         return bool((out - 127.0 * 63).abs().max() < 1.0)
 
 
-def quantize(weight: Tensor, rotate: Rotation | Read) -> tuple[Tensor, Tensor]:
+def quantize(weight: Tensor, rotate: Rotation | Turned) -> tuple[Tensor, Tensor]:
     """Args: weight: [outputs, inputs]. Returns: int8 of the rotated weight [outputs, inputs] and float32 scales [outputs]."""
     low = torch.empty(weight.shape, dtype=torch.int8)
     scales = torch.empty(weight.shape[0])

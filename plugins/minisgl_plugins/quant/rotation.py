@@ -35,8 +35,8 @@ def hadamard(size: int) -> Tensor:
 def hartley(size: int) -> Tensor:
     """[size, size], orthogonal and symmetric; no element is larger than sqrt(2 / size)."""
     i = torch.arange(size, dtype=torch.float64)
-    angle = (2 * torch.pi / size) * (i[:, None] * i).remainder(size)
-    return ((angle.cos() + angle.sin()) / size**0.5).float()
+    angle: Tensor = (2 * torch.pi / size) * (i[:, None] * i).remainder(size)
+    return angle.cos().add_(angle.sin()).div_(size**0.5).float()
 
 
 class Rotation:
@@ -66,7 +66,7 @@ class Basis:
 
     def __init__(self, hidden: int) -> None:
         size = min(hidden & -hidden, _LARGEST_BASIS)
-        random = torch.Generator().manual_seed(hidden)  # the same on all ranks
+        random = torch.Generator().manual_seed(0)  # the same on all ranks
         self._signs = torch.randint(0, 2, (hidden,), generator=random) * 2.0 - 1.0
         self._h = hadamard(size) / size**0.5
         self._between = hartley(hidden // size)
@@ -76,17 +76,14 @@ class Basis:
         return torch.matmul(self._between, blocks.view(len(x), len(self._between), -1)).view(x.shape)
 
 
-class Read:
-    """In place of a ``Rotation``, for inputs that come in a ``basis`` and lack the weights ``norm`` [inputs] of their norm."""
+class Turned:
+    """In place of a ``Rotation``, for inputs that come as they should be. ``weight``: what rows of weights become for them."""
 
-    def __init__(self, basis: Callable[[Tensor], Tensor], norm: Tensor) -> None:
-        self._basis, self._norm = basis, norm
+    def __init__(self, weight: Callable[[Tensor], Tensor]) -> None:
+        self.weight = weight
 
     def __call__(self, x: Tensor) -> Tensor:
         return x
-
-    def weight(self, w: Tensor) -> Tensor:
-        return self._basis(w * self._norm)
 
 
 def rotations() -> Callable[[int], Rotation]:

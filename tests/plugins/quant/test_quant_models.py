@@ -62,15 +62,15 @@ class Plain(QuantMethod):
 
 
 class Turned(Plain):
-    """As ``Plain``, with hidden states in another basis."""
+    """As ``Plain``, with hidden states and values in other bases."""
 
-    def basis(self, hidden):
-        g = torch.Generator().manual_seed(hidden)
-        self.matrix = torch.linalg.qr(torch.randn(hidden, hidden, generator=g, dtype=torch.float64))[0].float()
-        return lambda x: x @ self.matrix
+    def basis(self, size):
+        g = torch.Generator().manual_seed(size)
+        matrix = torch.linalg.qr(torch.randn(size, size, generator=g, dtype=torch.float64))[0].float()
+        return lambda x: x @ matrix
 
-    def reader(self, weight, norm, head):
-        return self.linear((weight * norm) @ self.matrix, head)
+    def turned(self, weight, turn, head):
+        return self.linear(turn(weight), head)
 
 
 @pytest.fixture
