@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -31,11 +31,15 @@ SINCE = {
 UNTIL = {"dependencies": 7, "additionalItems": 2019}
 
 
+MAX_STEPS = 20_000  # schemas looked at; references make them more than there are
+
+
 class Document:
     """One schema with all in it. ``local``: it is one resource, so that "#/..." is looked for from its top everywhere."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self.root = root
+        self._steps = 0
         self.draft = draft_of(root)
         self.local = not any(self._names_itself(s) for s in subschemas(root, skip_self=True))
         anchors = [s["$dynamicAnchor"] for s in subschemas(root) if "$dynamicAnchor" in s]
@@ -43,6 +47,12 @@ class Document:
 
     def _names_itself(self, schema: Mapping[str, Any]) -> bool:
         return isinstance(schema.get("id" if self.draft <= 4 else "$id"), str)
+
+    def step(self) -> None:
+        """One more schema is looked at. Raises: ValueError for too many."""
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise ValueError(f"more than {MAX_STEPS} schemas in one another")
 
     def knows(self, keyword: str) -> bool:
         """Whether the keyword is one of this draft."""
@@ -85,3 +95,12 @@ def subschemas(schema: Schema, skip_self: bool = False) -> Iterator[Mapping[str,
         elif key in MAPS and isinstance(value, Mapping):
             for item in value.values():
                 yield from subschemas(item)
+
+
+def within(key: str, value: Any, of: Callable[[Schema], Schema]) -> Any:
+    """The value of a keyword, with ``of`` each schema that stands in it."""
+    if key in LISTS and isinstance(value, list):
+        return [of(item) for item in value]
+    if key in MAPS and isinstance(value, Mapping):
+        return {name: of(item) for name, item in value.items()}
+    return of(value) if key in SINGLE else value

@@ -18,6 +18,7 @@ from pydantic import Field
 from minisgl.api import Grammar, GrammarContext, GrammarSpec, Matcher, Outline, PluginSettings, RequestError
 
 from .dialect import draft_of
+from .limits import leaky, tightened
 from .rewrite import rewritten
 
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -109,7 +110,6 @@ class LLGuidanceGrammar(Grammar):
             schema = {}
         if not isinstance(schema, dict):
             raise _refused(spec, "must be an object")
-        said = [schema]
         if draft_of(schema) < OLDEST:
             if spec.strict:
                 raise _refused(
@@ -117,9 +117,16 @@ class LLGuidanceGrammar(Grammar):
                 )
             yield False, self._schema(schema, False)
             return
+        as_it_is = spec.param.startswith("tools[")  # as the rules of tool calls have the schemas of their arguments
+        if leaky(schema):
+            if as_it_is and spec.strict:
+                raise _refused(
+                    spec, "has whole numbers as exclusive bounds beside bounds that are not whole; make them inclusive"
+                )
+            schema = tightened(schema)
+        said = [schema]
         yield True, self._schema(schema, True)
-        # The rules of tool calls have the schemas of their arguments as they are.
-        if not spec.param.startswith("tools[") and (other := rewritten(schema)) is not None:
+        if not as_it_is and (other := rewritten(schema)) is not None:
             said.insert(0, other)
             yield True, self._schema(other, True)
         if not spec.strict:

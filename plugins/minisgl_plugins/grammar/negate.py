@@ -16,7 +16,8 @@ class Negation:
         self._document = document
 
     def of(self, schema: Schema, depth: int = 0) -> Schema | None:
-        """False if nothing fails ``schema``; None if what does cannot be said."""
+        """False if nothing fails ``schema``; None if what does cannot be said. Raises: ValueError if it is too large."""
+        self._document.step()
         if isinstance(schema, bool):
             return not schema
         keys = [key for key in schema if key not in ANNOTATIONS]

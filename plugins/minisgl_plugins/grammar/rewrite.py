@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from .dialect import LISTS, MAPS, SINGLE, TYPES, Document, Schema
+from .dialect import TYPES, Document, Schema, within
 from .negate import DEPTH, Negation
 
-MAX_NODES = 20_000  # schemas in the new one
 MAX_CASES = 64  # of what may be evaluated
 MAX_CONTAINED = 64  # items that are to come first
 SIZES = (
@@ -57,13 +56,10 @@ def rewritten(root: Mapping[str, Any]) -> dict[str, Any] | None:
 class _Rewriter:
     def __init__(self, document: Document) -> None:
         self._document, self._negation = document, Negation(document)
-        self._nodes = 0
 
     def of(self, schema: Schema) -> Schema:
         """Raises: ValueError when it gets too large."""
-        self._nodes += 1
-        if self._nodes > MAX_NODES:
-            raise ValueError("too large")
+        self._document.step()
         if not isinstance(schema, Mapping):
             return schema
         new = self._tidied(schema)
@@ -76,14 +72,7 @@ class _Rewriter:
                     new = {k: v for k, v in new.items() if k not in keys}
         if extra:
             new["allOf"] = [*new.get("allOf", []), *extra]
-        return {key: self._within(key, value) for key, value in new.items()}
-
-    def _within(self, key: str, value: Any) -> Any:
-        if key in LISTS and isinstance(value, list):
-            return [self.of(item) for item in value]
-        if key in MAPS and isinstance(value, Mapping):
-            return {name: self.of(item) for name, item in value.items()}
-        return self.of(value) if key in SINGLE else value
+        return {key: within(key, value, self.of) for key, value in new.items()}
 
     def _tidied(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         """Sizes as integers, references that are ordinary ones as such, and without what says nothing."""
@@ -93,7 +82,7 @@ class _Rewriter:
             new["$ref"] = new.pop("$dynamicRef")
         if new.get("$recursiveRef") == "#" and self._document.local and "$ref" not in new:
             new["$ref"] = new.pop("$recursiveRef")
-        if new.get("$dynamicAnchor") in self._document.dynamic:
+        if new.get("$dynamicAnchor") in self._document.dynamic and "$anchor" not in new:
             new["$anchor"] = new.pop("$dynamicAnchor")
         for key in ("$recursiveAnchor", "$vocabulary"):
             new.pop(key, None)
@@ -197,6 +186,7 @@ class _Rewriter:
 
     def _cases(self, s: Schema, seen: Callable[[Mapping[str, Any]], Case], own: str, depth: int = 0) -> list[Case]:
         """What ``s`` evaluates, by which of its branches fit. Raises: ValueError for too many."""
+        self._document.step()
         if not isinstance(s, Mapping) or depth > DEPTH:
             return [Case()]
         parts: list[list[Case]] = [[seen(s)]]

@@ -137,6 +137,29 @@ def test_these_keywords_are_enforced_exactly(enforcer: Enforcer, schema: dict[st
     assert {text for text in fitting - through if in_order(text)} == set()
 
 
+# Whole exclusive bounds beside one in the same unit interval, which llguidance alone lets through.
+BOUNDS: list[tuple[dict[str, Any], int]] = [
+    ({"type": "number", "exclusiveMinimum": 1, "maximum": 1.5}, 7),
+    ({"exclusiveMaximum": 2, "minimum": 1.5}, 2020),
+    ({"type": "number", "allOf": [{"exclusiveMinimum": 0, "minimum": 0}, {"exclusiveMaximum": 2.5}]}, 2020),
+    ({"type": "number", "minimum": 1, "exclusiveMinimum": True, "maximum": 1.75}, 4),
+    ({"anyOf": [{"type": "integer", "exclusiveMinimum": 1}, {"type": "number", "maximum": 0.5}]}, 2019),
+]
+
+
+@pytest.mark.parametrize(("schema", "draft"), BOUNDS, ids=[json.dumps(s)[:70] for s, _ in BOUNDS])
+def test_exclusive_bounds_are_not_let_through(enforcer: Enforcer, schema: dict[str, Any], draft: int) -> None:
+    through, fitting = compared(enforcer, schema, draft)
+    assert {t for t in through if t[0] not in "[{"} == {t for t in fitting if t[0] not in "[{"}
+
+
+def test_exclusive_bounds_of_tools_that_cannot_be_enforced_are_refused(enforcer: Enforcer) -> None:
+    value = json.dumps({"properties": {"a": {"exclusiveMinimum": 0, "maximum": 0.5}}})
+    with pytest.raises(RequestError, match="inclusive") as e:
+        enforcer.grammar.check(GrammarSpec("json_schema", value, True, "tools[0].function.parameters"))
+    assert e.value.code == "invalid_function_parameters"
+
+
 NARROWER: list[tuple[dict[str, Any], Any]] = [
     ({"type": "array", "contains": {"type": "string"}}, ["a", 1]),
     ({"type": "array", "contains": {"type": "integer"}, "minContains": 2, "maxContains": 2}, [1, 1]),
@@ -163,6 +186,13 @@ def test_these_are_narrower_but_never_wider(enforcer: Enforcer, schema: dict[str
         ({"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}, "oneOf"),
         ({"propertyNames": {"format": "date"}}, "propertyNames"),
         ({"$ref": "http://localhost:1/x", "not": {"type": "null"}}, "not"),
+        (
+            {
+                "not": {"$ref": "#/$defs/t"},
+                "$defs": {"t": {"properties": {key: {"$ref": "#/$defs/t"} for key in "abcdef"}}},
+            },
+            "not",
+        ),
         ({"not": 5}, "not"),
         ({"not": {"required": 5}}, "not"),
         ({"$schema": "http://json-schema.org/draft-03/schema#", "disallow": "integer"}, "draft 3"),
