@@ -1,5 +1,6 @@
 """The torch-free part of the public interface for plugins: the only things a plugin imports from minisgl, beside
-``minisgl.api.device`` (torch part), ``minisgl.api.hookspec`` (hooks), ``minisgl.nn`` and ``minisgl.testing``."""
+``minisgl.api.device`` (torch part), ``minisgl.api.hookspec`` (hooks), ``minisgl.api.openapi`` (what HTTP routes say of themselves),
+``minisgl.nn`` and ``minisgl.testing``."""
 
 from minisgl.base import bounds
 from minisgl.base.component import Component, PluginSettings
@@ -45,17 +46,7 @@ from minisgl.base.types import (
 from minisgl.client.client import EngineClient
 from minisgl.client.envelope import unavailable
 from minisgl.client.exchange import REQUEST_ID, ClientGone, ErrorShape, EventStream, Exchange, route
-from minisgl.client.fields import (
-    Fields,
-    Value,
-    as_array,
-    as_integer,
-    as_number,
-    as_object,
-    as_string,
-    invalid_type,
-    one_of,
-)
+from minisgl.client.fields import Fields, Value
 from minisgl.client.frontend import Frontend, FrontendContext, HttpFrontend
 from minisgl.client.notes import Note, described
 from minisgl.client.parse import too_deep
@@ -178,16 +169,9 @@ __all__ = [
     "WindowDecoder",
     "WindowFacts",
     "Words",
-    "as_array",
-    "as_integer",
-    "as_number",
-    "as_object",
-    "as_string",
     "bounds",
     "described",
     "gpt2_alphabet",
-    "invalid_type",
-    "one_of",
     "route",
     "too_deep",
     "unavailable",

@@ -5,20 +5,16 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from minisgl.api import EngineInfo, Fields, RequestError, Value, as_integer, bounds
+from minisgl.api import EngineInfo, Fields, RequestError, Value, bounds
 
 RANGES = bounds.SAMPLING_RANGES
 
 
-def token_id(value: Any, path: str, vocab: int) -> int:
+def _token_id(value: Value, vocab: int) -> int:
     """A client's token id, inside the vocabulary (fault A11)."""
-    token = as_integer(value, path)
+    token = value.integer()
     if not 0 <= token < vocab:
-        raise RequestError(
-            f"'{path}' = {token} is not a token of this model; ids are 0 to {vocab - 1}.",
-            code="invalid_value",
-            param=path,
-        )
+        raise value.refused(f"= {token} is not a token of this model; ids are 0 to {vocab - 1}")
     return token
 
 
@@ -31,7 +27,7 @@ def token_ids(value: Value | None, vocab: int, min_len: int = 0, max_len: int | 
     items = value.array(min_len, max_len)
     if all(type(item) is int and 0 <= item < vocab for item in items):
         return tuple(items)
-    return tuple(token_id(item, f"{value.path}[{i}]", vocab) for i, item in enumerate(items))
+    return tuple(_token_id(item, vocab) for item in value.items())
 
 
 def read_constraints(f: Fields, info: EngineInfo, stream: bool) -> dict[str, Any]:

@@ -10,12 +10,26 @@ from pydantic import Field
 from minisgl.api import (
     Delta,
     Exchange,
+    Fields,
     GenerateRequest,
     HttpFrontend,
+    Note,
     PluginSettings,
     RequestError,
     SamplingParams,
     route,
+)
+from minisgl.api.openapi import JSON, OBJECT, STRING, About, Body, record
+
+
+def read_prompt(body: dict[str, Any], note: Note | None = None) -> str:
+    """``note``: for the published description, which says of the body what is read here."""
+    return Fields(body, note=note).need("prompt").string()
+
+
+ABOUT = About("What is served.", {JSON: OBJECT})
+CONTINUE = About(
+    "Go on with a text.", {JSON: record({"text": STRING})}, Body("Acme", read_prompt, [{"prompt": "Once"}])
 )
 
 
@@ -26,7 +40,7 @@ class AcmeFrontend(HttpFrontend):
         max_tokens: int = Field(16, ge=1, description="tokens of an answer")
 
     def routes(self) -> list[Any]:
-        return [route("GET", "/acme", self._about), route("POST", "/acme", self._continue)]
+        return [route("GET", "/acme", self._about, ABOUT), route("POST", "/acme", self._continue, CONTINUE)]
 
     async def _about(self, x: Exchange) -> None:
         info = self.ctx.client.info
@@ -35,9 +49,7 @@ class AcmeFrontend(HttpFrontend):
         )
 
     async def _continue(self, x: Exchange) -> None:
-        prompt = (await x.json()).get("prompt")
-        if not isinstance(prompt, str):
-            raise RequestError("prompt must be a string", code="invalid_type", param="prompt")
+        prompt = await x.read(read_prompt)
         sampling = SamplingParams(temperature=0.0, max_tokens=self.ctx.settings.max_tokens)
         text = await x.attached(self._text(GenerateRequest(text=prompt, sampling=sampling)))
         await x.respond_json({"text": text})
