@@ -17,6 +17,8 @@ import minisgl_plugins.frontend
 from minisgl.base.errors import RequestError
 from minisgl.client.notes import Note
 from minisgl.client.openapi import About, Body
+from minisgl_plugins.frontend import openai_about
+from minisgl_plugins.frontend.openai_fields import OpenAISettings
 
 READS = {"raw", "value", "need", "require", "boolean", "integer", "number", "string", "one_of", "array", "items"}
 READS |= {"object", "refuse"}
@@ -146,6 +148,13 @@ def test_a_value_that_the_description_does_not_allow_is_refused_by_its_name(bodi
                 if not jsonschema.Draft202012Validator(schema).is_valid(value):
                     errors = (_error(body, name, value, example) for example in body.examples)
                     assert any(errors), (path, name, value)
+
+
+def test_a_strict_server_says_that_there_are_no_other_fields():
+    for strict in (False, True):
+        body = openai_about.chat(OpenAISettings(strict=strict)).body
+        assert body is not None
+        assert (body.schema().get("additionalProperties") is False) == strict
 
 
 def test_keys_are_described_where_they_are_needed(start, document):

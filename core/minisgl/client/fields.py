@@ -182,7 +182,8 @@ class Value:
 
 class Fields:
     """One JSON object whose fields are read by name. ``path``: where it stands in the body, "" for the body itself.
-    It remembers which names were asked for, so that ``unknown`` can say what was not. ``note``: as of a Value."""
+    It remembers which names were asked for, so that ``unknown`` can say what was not. ``note``: as of a Value;
+    ``required``: where to note what the object must have."""
 
     __slots__ = ("body", "note", "path", "required", "seen")
 
@@ -191,9 +192,7 @@ class Fields:
         self.path = path
         self.note = note
         self.seen: set[str] = set()
-        self.required: set[str] = set()
-        if note is not None:
-            note.look(self.required)
+        self.required = None if note is None else note.look()
 
     def at(self, name: str) -> str:
         """Path of the field ``name``."""
@@ -221,7 +220,8 @@ class Fields:
     def require(self, name: str) -> Any:
         """The value as parsed. Raises: missing_required_parameter if it is absent or null."""
         value = self.raw(name)
-        self.required.add(name)
+        if self.required is not None:
+            self.required.add(name)
         if value is None:
             path = self.at(name)
             raise RequestError(f"'{path}' is required.", code="missing_required_parameter", param=path)

@@ -21,6 +21,7 @@ class Note:
         self._required: list[set[str]] = []  # by each look at it as an object
         self._rest: Note | None = None  # members of any name
         self._item: Note | None = None
+        self._closed = False
         self._only: list[Any] | None = None  # the values that a field may have whose effect is not supported
 
     # ------------------------------------------------------------------------------------------------------- for readers
@@ -59,10 +60,15 @@ class Note:
     def object(self) -> None:
         self._types["object"] = {}
 
-    def look(self, required: set[str]) -> None:
-        """An object whose members are read; ``required`` will have those that it must have."""
+    def look(self) -> set[str]:
+        """An object whose members are read. Returns: where to put the names of those that it must have."""
         self.object()
-        self._required.append(required)
+        self._required.append(set())
+        return self._required[-1]
+
+    def close(self) -> None:
+        """An object that has no members but those that are read."""
+        self._closed = True
 
     def only(self, values: Iterable[Any]) -> None:
         self._only = [*values]
@@ -112,6 +118,8 @@ class Note:
             inside["properties"] = {n: m.schema(n not in required) for n, m in self._members.items()}
         if required:
             inside["required"] = [n for n in self._members if n in required]
+        if self._closed:
+            inside["additionalProperties"] = False
         if self._rest is not None:
             inside["additionalProperties"] = self._rest.schema(nullable=True)
         return inside

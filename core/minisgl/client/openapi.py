@@ -164,5 +164,6 @@ class Description:
         title = schema.get("title")
         if title is None:
             return schema
-        self._schemas[title] = schema
+        if self._schemas.setdefault(title, schema) != schema:  # another frontend's
+            return schema
         return {"$ref": f"#/components/schemas/{title}"}

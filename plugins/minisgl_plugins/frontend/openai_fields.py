@@ -137,6 +137,8 @@ def check_ignored(f: Fields) -> None:
 def refuse_unknown(f: Fields, strict: bool) -> None:
     """Unknown fields are ignored, as everywhere, unless the server is strict."""
     unknown = f.unknown()
+    if strict and f.note is not None:
+        f.note.close()
     if strict and unknown:
         name = f.at(unknown[0])
         raise RequestError(f"'{name}' is not a field of this route.", code="unknown_parameter", param=name)
