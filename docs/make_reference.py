@@ -72,8 +72,6 @@ def kind(schema: dict[str, Any]) -> str:
         high = None
     if low is not None and high is not None:
         return f"{name}, {low:g} to {high:g}"
-    if "exclusiveMinimum" in schema:
-        return f"{name} above {schema['exclusiveMinimum']:g}"
     return name if low is None else f"{name}, at least {low:g}"
 
 

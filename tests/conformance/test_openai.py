@@ -338,6 +338,8 @@ def test_14_bad_messages(api, body, code, param):
         ("presence_penalty", 3, "decimal_above_max_value"),
         ("frequency_penalty", -3, "decimal_below_min_value"),
         ("repetition_penalty", 0, "decimal_below_min_value"),
+        ("repetition_penalty", 1e-46, "decimal_below_min_value"),  # 0 in float32
+        ("repetition_penalty", 1e39, "decimal_above_max_value"),  # infinite in float32
         ("stream", "yes", "invalid_type"),
         ("stop", "", "invalid_value"),
         ("stop", ["x"] * 17, "array_above_max_length"),

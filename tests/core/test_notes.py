@@ -23,7 +23,6 @@ def test_a_field_is_described_though_no_example_has_it():
         f.boolean("b")
         f.integer("i", 1, 5)
         f.number("n", 0, 2.5)
-        f.number("above", above=0)
         f.string("s", 1, 3)
         f.one_of("e", ("x", "y"))
         f.array("a", 1, 2)
@@ -37,7 +36,6 @@ def test_a_field_is_described_though_no_example_has_it():
             "b": {"type": ["boolean", "null"]},
             "i": {"type": ["integer", "null"], "minimum": 1, "maximum": 5},
             "n": {"type": ["number", "null"], "minimum": 0, "maximum": 2.5},
-            "above": {"type": ["number", "null"], "exclusiveMinimum": 0},
             "s": {"type": ["string", "null"], "minLength": 1, "maxLength": 3},
             "e": {"type": ["string", "null"], "enum": ["x", "y", None]},
             "a": {"type": ["array", "null"], "minItems": 1, "maxItems": 2},

@@ -18,6 +18,7 @@ SAMPLING_RANGES: Mapping[str, tuple[float, float]] = {
     "min_tokens": (0, INT31_MAX),
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.001, 1000.0),  # logits are multiplied and divided by it, in float32
     "logprobs": (0, 20),
     "prompt_logprobs": (0, 20),
 }

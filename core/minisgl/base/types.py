@@ -269,7 +269,7 @@ class SamplingParams:
     a request repeatable whatever runs beside it; ``stop`` strings end the text before their match; ``stop_token_ids`` stop
     in addition to EOS; ``ignore_eos`` turns EOS off, not the explicit stops; before ``min_tokens`` nothing stops.
 
-    ``presence_penalty`` and ``frequency_penalty`` in [-2, 2] look at the output, ``repetition_penalty`` > 0 at prompt and
+    ``presence_penalty`` and ``frequency_penalty`` in [-2, 2] look at the output, ``repetition_penalty`` in [0.001, 1000] at prompt and
     output; ``logit_bias``: token id -> [-100, 100]; ``allowed_token_ids``: only these come; ``bad_words``: texts that do not;
     ``logits``: parameters of other logits processors, by name. ``logprobs``: so many alternatives are given with the log
     probability of each output token; ``prompt_logprobs``: the same of the prompt. They are the model's own: before

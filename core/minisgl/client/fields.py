@@ -61,13 +61,12 @@ def as_integer(value: Any, path: str, low: float = INT64_MIN, high: float = INT6
     return int(value)
 
 
-def as_number(value: Any, path: str, low: float = -math.inf, high: float = math.inf, above: float = -math.inf) -> float:
+def as_number(value: Any, path: str, low: float = -math.inf, high: float = math.inf) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         raise invalid_type(path, value, "a number")
-    if value < low or value <= above:
-        least = f"at least {low:g}" if value < low else f"above {above:g}"
+    if value < low:
         raise RequestError(
-            f"'{path}' must be {least}; it is {show(value)}.", code="decimal_below_min_value", param=path
+            f"'{path}' must be at least {low:g}; it is {show(value)}.", code="decimal_below_min_value", param=path
         )
     if value > high:
         raise RequestError(
@@ -239,13 +238,11 @@ class Fields:
             self.note.member(name).integer(low, high)
         return None if value is None else as_integer(value, self.at(name), low, high)
 
-    def number(
-        self, name: str, low: float = -math.inf, high: float = math.inf, above: float = -math.inf
-    ) -> float | None:
+    def number(self, name: str, low: float = -math.inf, high: float = math.inf) -> float | None:
         value = self.raw(name)
         if self.note is not None:
-            self.note.member(name).number(low, high, above)
-        return None if value is None else as_number(value, self.at(name), low, high, above)
+            self.note.member(name).number(low, high)
+        return None if value is None else as_number(value, self.at(name), low, high)
 
     def string(self, name: str, min_len: int = 0, max_len: int | None = None) -> str | None:
         value = self.raw(name)

@@ -33,14 +33,14 @@ class Note:
         limits = {"minimum": int(low)} if low > INT64_MIN else {}
         self._widest("integer", limits | ({"maximum": int(high)} if high < INT64_MAX else {}))
 
-    def number(self, low: float, high: float, above: float = -math.inf) -> None:
-        limits = {"minimum": low, "maximum": high, "exclusiveMinimum": above}
+    def number(self, low: float, high: float) -> None:
+        limits = {"minimum": low, "maximum": high}
         self._widest("number", {limit: value for limit, value in limits.items() if math.isfinite(value)})
 
     def _widest(self, kind: str, limits: Schema) -> None:
         """Limits that depend on other fields: the widest are told."""
         known = self._types.setdefault(kind, limits)
-        ends = (("minimum", min), ("maximum", max), ("exclusiveMinimum", min))
+        ends = (("minimum", min), ("maximum", max))
         self._types[kind] = {e: of(known[e], limits[e]) for e, of in ends if e in known and e in limits}
 
     def string(self, min_len: int = 0, max_len: int | None = None) -> None:

@@ -6,9 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from math import nextafter
 from random import Random
-from sys import float_info
 from typing import Any
 
 from minisgl.base.bounds import NEUTRAL, SAMPLING_RANGES
@@ -189,13 +187,12 @@ def sampling_defaults(model: LocalModel) -> Mapping[str, Any]:
     merged = {**model.generation, **model.defaults}
     given = {key: merged[key] for key in NEUTRAL if merged.get(key) is not None}
     for key, value in given.items():
-        low, high = SAMPLING_RANGES.get(key, (nextafter(0.0, 1.0), float_info.max))
+        low, high = SAMPLING_RANGES[key]
         whole = isinstance(low, int)
         fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
         if not (fits and low <= value <= high):
-            wanted = f"from {low} to {high}" if key in SAMPLING_RANGES else "above 0"
             raise ModelError(
                 f"{model.path / 'generation_config.json'}: {key} = {value!r} is not {'an integer' if whole else 'a number'} "
-                f"{wanted}; correct it, or start with --model.generation-defaults false"
+                f"from {low} to {high}; correct it, or start with --model.generation-defaults false"
             )
     return given

@@ -76,12 +76,6 @@ def check_sampling(params: SamplingParams, vocab: int | None = None) -> None:
             f"min_tokens = {p.min_tokens} is more than max_tokens = {p.max_tokens}; it may be as many at most",
             param="min_tokens",
         )
-    if p.repetition_penalty is not None and number(p.repetition_penalty, "repetition_penalty") <= 0:
-        raise RequestError(
-            f"repetition_penalty = {p.repetition_penalty} is too small: it must be above 0",
-            code="decimal_below_min_value",
-            param="repetition_penalty",
-        )
     _check_biases(p.logit_bias, vocab)
     _mapping(p.logits, "logits")
     check_ids(p.allowed_token_ids, "allowed_token_ids", vocab)

@@ -36,7 +36,7 @@ def read_constraints(f: Fields, info: EngineInfo, stream: bool) -> dict[str, Any
     return {
         "presence_penalty": f.number("presence_penalty", *RANGES["presence_penalty"]) or 0.0,
         "frequency_penalty": f.number("frequency_penalty", *RANGES["frequency_penalty"]) or 0.0,
-        "repetition_penalty": f.number("repetition_penalty", above=0),
+        "repetition_penalty": f.number("repetition_penalty", *RANGES["repetition_penalty"]),
         "min_tokens": f.integer("min_tokens", *RANGES["min_tokens"]) or 0,
         "logit_bias": _logit_bias(f, info.vocab),
         "stop_token_ids": token_ids(f.value("stop_token_ids"), info.vocab, max_len=bounds.MAX_STOP_IDS),
