@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import threading
@@ -242,14 +243,35 @@ def test_13_bad_json(api, body):
     api.refused(r, 400, "invalid_json", None)
 
 
-@pytest.mark.parametrize("levels", [501, 1000, 1024])
-def test_13_more_levels_than_other_processes_take(api, levels):
+@pytest.mark.parametrize("levels", [201, 255, 1000, 1024])
+def test_13_more_levels_than_can_be_written_again(api, levels):
     """Also where nothing is read of them."""
     deep = '{"a":' * (levels - 1) + "1" + "}" * (levels - 1)
     for field in ("chat_template_kwargs", "logits", "foo"):
         body = f'{{"messages": [{{"role": "user", "content": "x"}}], "{field}": {deep}}}'
         r = api.http.post(CHAT, content=body, headers={"content-type": "application/json"})
-        assert "500 levels" in api.refused(r, 400, "invalid_json", None)
+        assert "200 levels" in api.refused(r, 400, "invalid_json", None)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": USER, "chat_template_kwargs": "deep"}),
+        (CHAT, {"messages": USER, "response_format": {"type": "json_schema", "json_schema": {"schema": "deep"}}}),
+        (CHAT, {"messages": USER, "tools": [{"type": "function", "function": {"name": "f", "parameters": "deep"}}]}),
+        ("/v1/responses", {"input": "x", "tools": [{"type": "function", "name": "f", "parameters": "deep"}]}),
+        ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "name": "f", "schema": "deep"}}}),
+        ("/v1/messages", {"max_tokens": 1, "messages": USER, "tools": [{"name": "f", "input_schema": "deep"}]}),
+    ],
+)
+def test_13_as_many_levels_as_are_read_are_written_too(served, api, path, body):
+    """Whatever the schema is good for."""
+    text = json.dumps({"model": "org/name", **body})
+    levels = 200 - text[: text.index('"deep"')].count("{") - text[: text.index('"deep"')].count("[")
+    deep = '{"type":"object","properties":' + '{"a":' * (levels - 2) + "{}" + "}" * (levels - 1)
+    r = api.http.post(path, content=text.replace('"deep"', deep), headers={"content-type": "application/json"})
+    assert r.status_code in (200, 400), r.text
+    assert "levels" not in r.text
 
 
 def test_13_arguments_of_a_call_that_are_nested_deeply_stay_text(served, api):
