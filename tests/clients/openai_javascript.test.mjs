@@ -9,7 +9,7 @@ const { z } = load("zod");
 
 const USER = [{ role: "user", content: "What is the capital of France?" }];
 const ANSWER = "The capital of France is Paris.";
-const Weather = z.object({ city: z.enum(["Paris", "Rome"]), days: z.int() });
+const Weather = z.object({ city: z.enum(["Paris", "Rome"]), days: z.int().min(1).max(9) });
 const realClient = new OpenAI({ baseURL: `${real.url}/v1`, apiKey: "none", maxRetries: 0 });
 const client = new OpenAI({ baseURL: `${scripted.url}/v1`, apiKey: scripted.key, maxRetries: 0 });
 

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -214,6 +215,7 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("--cache", type=Path, default=cache, help="folder of the environments [%(default)s]")
     parser.add_argument("--table", action="store_true", help="only write docs/clients.md anew")
     options = parser.parse_args(args)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the servers end as well
     if options.table:
         PAGE.write_text(page(PAGE.read_text(), recorded()))
         return 0

@@ -18,7 +18,7 @@ class Weather(BaseModel):
     """The weather of a city."""
 
     city: Literal["Paris", "Rome"]
-    days: int
+    days: Literal[1, 2, 3]
 
 
 def made(model: str, url: str, key: str, **more: Any) -> Any:

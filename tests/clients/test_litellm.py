@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from servers import Real, Scripted
@@ -60,7 +60,7 @@ def test_structured_output_has_its_schema(real: Real) -> None:
 
     class City(BaseModel):
         capital: bool
-        districts: int
+        continent: Literal["Asia", "Europe"]
 
     got = litellm.completion(
         model=f"openai/{real.model}", api_base=real.v1, api_key="none", messages=USER, response_format=City

@@ -20,7 +20,7 @@ class Weather(BaseModel):
     """The weather of a city."""
 
     city: Literal["Paris", "Rome"]
-    days: int
+    days: Literal[1, 2, 3]
 
 
 TOOL = openai.pydantic_function_tool(Weather, name="weather")

@@ -18,7 +18,7 @@ APIS = ("chat_completions", "responses")
 
 class Weather(BaseModel):
     city: Literal["Paris", "Rome"]
-    days: int
+    days: Literal[1, 2, 3]
 
 
 @pytest.fixture(autouse=True)

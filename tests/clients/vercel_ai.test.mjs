@@ -11,7 +11,7 @@ const { z } = load("zod");
 
 const prompt = "What is the capital of France?";
 const ANSWER = "The capital of France is Paris.";
-const Weather = z.object({ city: z.enum(["Paris", "Rome"]), days: z.int() });
+const Weather = z.object({ city: z.enum(["Paris", "Rome"]), days: z.int().min(1).max(9) });
 const compatible = (url, apiKey) =>
   createOpenAICompatible({ name: "minisgl", baseURL: `${url}/v1`, apiKey, includeUsage: true, supportsStructuredOutputs: true });
 const providerOptions = { openai: { store: false, forceReasoning: true } }; // the server keeps no responses
