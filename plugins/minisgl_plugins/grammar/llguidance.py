@@ -18,12 +18,13 @@ from pydantic import Field
 from minisgl.api import Grammar, GrammarContext, GrammarSpec, Matcher, Outline, PluginSettings, RequestError
 
 from .dialect import draft_of
-from .limits import leaky, tightened
+from .limits import tightened
 from .rewrite import rewritten
 
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 LENIENT = {"lenient": True, "coerce_one_of": True}
 MAX_MESSAGE = 400
+JSON = "%json "  # before a schema in rules
 OLDEST = 4  # draft whose keywords are known
 log = logging.getLogger(__name__)
 _Rules = dict[str, Any]  # one of llguidance's grammars
@@ -117,16 +118,10 @@ class LLGuidanceGrammar(Grammar):
                 )
             yield False, self._schema(schema, False)
             return
-        as_it_is = spec.param.startswith("tools[")  # as the rules of tool calls have the schemas of their arguments
-        if leaky(schema):
-            if as_it_is and spec.strict:
-                raise _refused(
-                    spec, "has whole numbers as exclusive bounds beside bounds that are not whole; make them inclusive"
-                )
-            schema = tightened(schema)
         said = [schema]
         yield True, self._schema(schema, True)
-        if not as_it_is and (other := rewritten(schema)) is not None:
+        # The rules of tool calls have the schemas of their arguments as they are.
+        if not spec.param.startswith("tools[") and (other := rewritten(schema)) is not None:
             said.insert(0, other)
             yield True, self._schema(other, True)
         if not spec.strict:
@@ -135,7 +130,7 @@ class LLGuidanceGrammar(Grammar):
 
     def _schema(self, schema: Mapping[str, Any], strict: bool) -> _Rules:
         spacing: Mapping[str, Any] = {} if self.settings.flexible_whitespace else SPACING
-        return {"json_schema": {**schema, "x-guidance": {**spacing, **({} if strict else LENIENT)}}}
+        return {"json_schema": {**tightened(schema), "x-guidance": {**spacing, **({} if strict else LENIENT)}}}
 
     def _plain(self, spec: GrammarSpec) -> _Rules:
         """Of what is no schema. Raises: ValueError, RequestError."""
@@ -205,9 +200,23 @@ class LLGuidanceMatcher(Matcher):
         return bool(self._matcher.is_stopped())
 
 
+def _tight(rules: str) -> str:
+    """The schemas in rules of calls without what llguidance would let through. What is no JSON there stands in some text."""
+    first, *pieces = rules.split(JSON)
+    out = [first]
+    for piece in pieces:
+        try:
+            schema, end = json.JSONDecoder().raw_decode(piece)
+        except ValueError:
+            schema, end = None, 0
+        tight = tightened(schema) if isinstance(schema, dict) else schema
+        out += [JSON, piece if tight is schema else json.dumps(tight) + piece[end:]]
+    return "".join(out)
+
+
 def _rules(outline: Outline) -> str:
     body = {(True, True): "@answer | calls", (True, False): "@answer", (False, True): "calls"}
-    rules = f"body: {body[outline.answer is not None, bool(outline.calls)]}\n{outline.calls}\n"
+    rules = f"body: {body[outline.answer is not None, bool(outline.calls)]}\n{_tight(outline.calls)}\n"
     if outline.think is None:
         return f"start: body\n{rules}"
     first, last = outline.think

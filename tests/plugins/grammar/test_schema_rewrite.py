@@ -58,8 +58,16 @@ class Enforcer:
         self.grammar: Grammar = REGISTRY.create(
             "grammar", "llguidance", {}, lambda s: GrammarContext(s, path, 49152, (EOS,))
         )
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.ids = [tokenizer.encode(json.dumps(v), add_special_tokens=False).ids for v in VALUES]
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.ids = [self.tokenizer.encode(json.dumps(v), add_special_tokens=False).ids for v in VALUES]
+
+    def allows(self, schema: Any, value: Any) -> bool:
+        """Raises: RequestError."""
+        matcher = self.grammar.matcher(
+            self.grammar.compile(Outline(GrammarSpec("json_schema", json.dumps(schema), True)))
+        )
+        ids = self.tokenizer.encode(json.dumps(value), add_special_tokens=False).ids
+        return all(matcher.accept(token) for token in [*ids, EOS])
 
     def lets_through(self, schema: Any, strict: bool = True) -> list[Any]:
         """Of VALUES. Raises: RequestError."""
@@ -153,11 +161,27 @@ def test_exclusive_bounds_are_not_let_through(enforcer: Enforcer, schema: dict[s
     assert {t for t in through if t[0] not in "[{"} == {t for t in fitting if t[0] not in "[{"}
 
 
-def test_exclusive_bounds_of_tools_that_cannot_be_enforced_are_refused(enforcer: Enforcer) -> None:
-    value = json.dumps({"properties": {"a": {"exclusiveMinimum": 0, "maximum": 0.5}}})
-    with pytest.raises(RequestError, match="inclusive") as e:
-        enforcer.grammar.check(GrammarSpec("json_schema", value, True, "tools[0].function.parameters"))
-    assert e.value.code == "invalid_function_parameters"
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [
+        ("2024-02-29", True), ("2000-02-29", True), ("1999-12-31", True), ("2023-02-28", True), ("0001-01-01", True),
+        ("2023-02-29", False), ("1900-02-29", False), ("2100-02-29", False), ("0000-01-01", False), ("2023-04-31", False),
+    ],
+)  # fmt: skip
+def test_dates_are_of_the_calendar(enforcer: Enforcer, text: str, good: bool) -> None:
+    for schema, value in (({"format": "date"}, text), ({"format": "date-time"}, f"{text}T12:00:00Z")):
+        assert enforcer.allows({"type": "string", **schema}, value) is good
+        assert enforcer.allows({"type": "string", "pattern": "^[12]", **schema}, value) is (good and value[0] in "12")
+
+
+def test_arguments_of_tools_are_held_as_tightly(enforcer: Enforcer) -> None:
+    schema = {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}
+    calls = f'calls: "%json {{" value\nvalue: %json {json.dumps(schema)}\n'
+    compiled = enforcer.grammar.compile(Outline(calls=calls))
+    for text, good in (("%json {0.5", True), ("%json {0", False)):
+        matcher = enforcer.grammar.matcher(compiled)
+        ids = enforcer.tokenizer.encode(text, add_special_tokens=False).ids
+        assert all(matcher.accept(token) for token in [*ids, EOS]) is good
 
 
 NARROWER: list[tuple[dict[str, Any], Any]] = [
