@@ -28,7 +28,7 @@ class QuantContext:
 class QuantMethod(Component):
     """Makes the linear layers of a model: projections of attention and MLP, and the head.
 
-    The embedding, norms and routers stay as they are. Models do not know of it: the builder gives each linear layer the
+    The embedding, norms and routers keep all bits. Models do not know of it: the builder gives each linear layer the
     method, and the layer calls ``linear`` when its weight is loaded. ``experts``: the two products of each expert of a mixture
     are made by ``linear`` as well, and called one expert after the other; else experts stay as they are.
     """

@@ -71,6 +71,25 @@ def test_rope_turns_each_pair_by_its_angle_at_its_position(ops):
                         assert got[t, h, i + dim // 2].item() == pytest.approx(pair.imag, abs=1e-5)
 
 
+@pytest.mark.parametrize("normed_heads", [True, False])
+def test_rotation_and_kv_write_at_once_are_those_of_the_single_ops(ops, normed_heads):
+    """The heads are views of one tensor, as the merged projection gives them."""
+    n, heads, kv_heads, dim = 5, 6, 2, 8
+    merged = torch.randn(n, (heads + 2 * kv_heads) * dim)
+    q, k, v = torch.split(merged.clone().view(n, -1, dim), [heads, kv_heads, kv_heads], dim=1)
+    table, pos, loc = torch.randn(30, dim), torch.tensor([0, 5, 29, 7, 7]), torch.tensor([3, 17, 8, 0, 20])
+    weights = (torch.randn(dim), torch.randn(dim)) if normed_heads else (None, None)
+    single = torch.randn(2, 6, 4, kv_heads, dim)
+    fused = single.clone()
+    a, b = (x.clone() for x in (q, k))
+    if normed_heads:
+        a, b = ops["rms_norm"](a, weights[0], EPS), ops["rms_norm"](b, weights[1], EPS)
+    a, b = ops["rope"](a, b, pos, table)
+    ops["store_kv"](b, v, single, loc)
+    assert torch.equal(ops["qk_norm_rope_store"](q, k, v, *weights, EPS, pos, table, fused, loc), a)
+    assert torch.equal(fused, single)
+
+
 def test_silu_mul(ops):
     x = torch.randn(3, 20)
     gate, up = x.double()[:, :10], x.double()[:, 10:]

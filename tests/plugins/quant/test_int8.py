@@ -5,7 +5,7 @@ import torch
 
 from minisgl.api.device import QuantContext
 from minisgl_plugins.quant.int8 import Int8Quant, quantize
-from minisgl_plugins.quant.rotation import Rotation, block, hadamard
+from minisgl_plugins.quant.rotation import Basis, Rotation, block, hadamard
 
 SHAPES = [(960, 576), (199, 48), (3, 5), (1, 1), (64, 130)]
 
@@ -118,3 +118,11 @@ def test_rotation_blocks_divide_the_inputs(inputs, size):
     assert block(inputs) == size
     h = hadamard(size)
     assert torch.equal(h @ h.T, size * torch.eye(size))
+
+
+@pytest.mark.parametrize("size", [1, 2, 56, 63, 64, 80, 576, 960, 2048])
+def test_a_basis_is_orthogonal_and_spreads_each_element_over_all(size):
+    matrix = Basis(size)(torch.eye(size))
+    assert torch.allclose(matrix @ matrix.T, torch.eye(size), atol=1e-5)
+    assert matrix.abs().max() <= (2 / size) ** 0.5 + 1e-6 or size == 1
+    assert torch.equal(matrix, Basis(size)(torch.eye(size)))  # all ranks have the same
