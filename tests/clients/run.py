@@ -32,6 +32,7 @@ RESULTS = HERE / "results.json"
 PAGE = HERE.parents[1] / "docs" / "clients.md"
 BEGIN, END = "<!-- begin clients -->\n", "<!-- end clients -->\n"
 LOG_LINES = 60  # of a client that fails
+TIMEOUT_S = 1800  # of one client
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,31 +91,20 @@ class Client:
     def command(self, folder: Path, report: Path) -> list[str]:
         """It leaves a report in JUnit's XML."""
         if self.is_node:
-            reporter = ["--test-reporter=junit", f"--test-reporter-destination={report}"]
-            return [
-                "node",
-                "--test",
-                *reporter,
-                "--test-reporter=spec",
-                "--test-reporter-destination=stdout",
-                str(self.script),
-            ]
-        alone = ["-c", os.devnull, f"--rootdir={HERE}", f"--confcutdir={HERE}", "--import-mode=importlib"]
-        pytest = [
-            str(folder / "bin" / "python"),
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:warnings",
-            *alone,
-        ]
-        return [*pytest, f"--junitxml={report}", str(self.script)]
+            node = "node --test --test-reporter=spec --test-reporter-destination=stdout --test-reporter=junit"
+            return [*node.split(), f"--test-reporter-destination={report}", str(self.script)]
+        pytest = "-m pytest -q -p no:cacheprovider -p no:warnings --import-mode=importlib"
+        alone = ["-c", os.devnull, f"--rootdir={HERE}", f"--confcutdir={HERE}"]  # not this project's own settings
+        return [str(folder / "bin" / "python"), *pytest.split(), *alone, f"--junitxml={report}", str(self.script)]
+
+    @property
+    def runtime(self) -> str:
+        if self.is_node:
+            return "Node " + subprocess.check_output(["node", "--version"], text=True).strip("v\n")
+        return "Python " + sys.version.split()[0]
 
     def run(self, cache: Path, servers: dict[str, str]) -> dict[str, Any]:
-        """One entry of the results; what went wrong is printed."""
+        """One entry of the results; what went wrong is printed. Raises: TimeoutExpired."""
         folder = self.environment(cache)
         report = folder / "report.xml"
         report.unlink(missing_ok=True)
@@ -127,21 +117,17 @@ class Client:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            timeout=TIMEOUT_S,
         )
         seconds = time.monotonic() - start
         checks = read_report(report) if report.exists() else {}
         if done.returncode or not checks:
             print("\n".join(done.stdout.splitlines()[-LOG_LINES:]), file=sys.stderr)
         verdict = "ok" if done.returncode == 0 and set(checks.values()) == {"ok"} else "failed"
-        runtime = (
-            "Node " + subprocess.check_output(["node", "--version"], text=True).strip("v\n")
-            if self.is_node
-            else ("Python " + sys.version.split()[0])
-        )
         return {
             "client": self.package,
             "version": self.version(folder),
-            "runtime": runtime,
+            "runtime": self.runtime,
             "date": datetime.now(UTC).date().isoformat(),
             "verdict": verdict,
             "seconds": round(seconds, 1),
