@@ -1,4 +1,5 @@
-"""``minisgl bench step``: what one decode step costs the device and the host, and what graphs, changes and sampling add."""
+"""``minisgl bench step``: what one decode step costs the device and the host, and what graphs, changes, sampling and a prompt in the
+same step add."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minisgl.base.errors import ConfigError
-from minisgl.base.types import NO_PAGES, RowInit, SamplingSpec, Span, StepPlan
+from minisgl.base.types import I32, NO_PAGES, RowInit, SamplingSpec, Span, StepPlan
 from minisgl_cli.bench.host import number, numbers
 from minisgl_cli.bench.report import json_line, table
 from minisgl_cli.options import parse, set_logging
@@ -34,6 +35,9 @@ def arguments(parser: ArgumentParser) -> None:
         "--context", type=number, default=1024, metavar="N", help="tokens of KV of each row at first (1024)"
     )
     parser.add_argument("--steps", type=number, default=50, metavar="N", help="steps measured of each (50)")
+    parser.add_argument(
+        "--prompt", type=number, default=0, metavar="N", help="also steps that a prompt of N tokens takes part in"
+    )
 
 
 def run(argv: list[str]) -> int:
@@ -49,9 +53,11 @@ def run(argv: list[str]) -> int:
     worker = build_worker(settings, registry, local, model_facts(registry, local), depth=2)
     rows = []
     try:
-        check_room(worker, args.rows, args.context + 2 * args.steps + 2)
+        check_room(worker, args.rows, args.context + 2 * args.steps + 2, args.prompt)
         for n in args.rows:
             rows += measure_rows(worker, n, args.context, args.steps)
+            if args.prompt:
+                rows += measure_prompt(worker, n, args.context, args.steps, args.prompt)
     finally:
         worker.close()
     info = worker.info
@@ -60,16 +66,23 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def check_room(worker: Worker, rows: Sequence[int], length: int) -> None:
+def check_room(worker: Worker, rows: Sequence[int], length: int, prompt: int) -> None:
     """Raises: ConfigError if a case does not fit."""
-    info = worker.info
-    if max(rows) > info.max_slots:
-        raise ConfigError(f"--rows {max(rows)} is more than limits.max_running = {info.max_slots}; raise that")
+    info, n = worker.info, max(rows)
+    if n > info.max_slots:
+        raise ConfigError(f"--rows {n} is more than limits.max_running = {info.max_slots}; raise that")
+    if prompt and n == info.max_slots:
+        raise ConfigError(f"--rows {n} leave no row of limits.max_running = {n} for --prompt; raise that")
     if length > info.max_len:
         raise ConfigError(f"--context and 2 x --steps are {length} tokens; a row can have {info.max_len}")
-    pages = max(rows) * -(-length // info.page_size)
+    if prompt and prompt > min(info.max_len - 1, info.batch_tokens - n):
+        raise ConfigError(
+            f"--prompt {prompt} beside {n} rows is more than limits.batch_tokens = {info.batch_tokens}, or than the context, "
+            f"{info.max_len} tokens"
+        )
+    pages = n * -(-length // info.page_size) + -(-prompt // info.page_size)
     if pages > info.num_pages:
-        raise ConfigError(f"{max(rows)} rows of {length} tokens need {pages} KV pages; there are {info.num_pages}")
+        raise ConfigError(f"{n} rows of {length} tokens need {pages} KV pages; there are {info.num_pages}")
 
 
 def measure_rows(worker: Worker, n: int, context: int, steps: int) -> list[dict[str, Any]]:
@@ -96,6 +109,20 @@ def measure_rows(worker: Worker, n: int, context: int, steps: int) -> list[dict[
     return found
 
 
+def measure_prompt(worker: Worker, n: int, context: int, steps: int, prompt: int) -> list[dict[str, Any]]:
+    """The cases of ``n`` rows and one prompt a step: in piecewise graphs, where there are such, and without."""
+    found = []
+    pieces = worker.piecewise is not None and worker.piecewise.fits(n + prompt)
+    for graphs in ("pieces", "no") if pieces else ("no",):
+        driver = Driver(worker, n, context, SAMPLING["temperature"], prompt)
+        driver.start(2 * steps + 2)
+        with nothing() if graphs == "pieces" else graphs_off(worker):
+            cost = driver.measure(steps, changes=False)
+        changes = f"a prompt of {prompt} tokens"
+        found.append({"rows": n, "sampling": "temperature", "graph": graphs, "changes": changes, **cost})
+    return found
+
+
 @contextmanager
 def nothing() -> Iterator[None]:
     yield
@@ -103,11 +130,12 @@ def nothing() -> Iterator[None]:
 
 @contextmanager
 def graphs_off(worker: Worker) -> Iterator[None]:
-    graphs, worker.graphs = worker.graphs, None
+    kept = worker.graphs, worker.piecewise
+    worker.graphs = worker.piecewise = None
     try:
         yield
     finally:
-        worker.graphs = graphs
+        worker.graphs, worker.piecewise = kept
 
 
 @contextmanager
@@ -122,14 +150,16 @@ def sampling_outside(worker: Worker) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Driver:
-    """``n`` rows that decode for ever. ``launch_us``, ``refresh_us``: of each step, what the host spent in all and in the
+    """``n`` rows that decode for ever; in each step a prompt of ``prompt`` tokens, if any, comes and goes. ``launch_us``, ``refresh_us``: of each step, what the host spent in all and in the
     attention backend's refresh."""
 
     worker: Worker
     n: int
     context: int
     sampling: SamplingSpec
+    prompt: int = 0
     refresh_us: list[float] = field(default_factory=list)
+    _pages: I32 = field(default_factory=lambda: NO_PAGES)  # of the prompt
 
     def start(self, room: int) -> None:
         """Rows whose KV of ``context`` tokens is taken as there, in pages of their own, with ``room`` more tokens."""
@@ -144,6 +174,7 @@ class Driver:
         self._run(self._plan(init=init, spans=tuple(Span(i, 1, True) for i in range(self.n))))
         every = np.arange(self.n, dtype=np.int32)
         self._run(self._plan(order=(every, every), n_decode=self.n))
+        self._pages = np.arange(-(-self.prompt // self.worker.info.page_size), dtype=np.int32) + self.n * each
 
     def measure(self, steps: int, changes: bool) -> dict[str, float]:
         """Returns: ``ms``: of a step while two are in flight; ``host_us``: of a launch while the device is idle; of it
@@ -154,14 +185,14 @@ class Driver:
             for _ in range(steps):
                 synchronize(self.worker)
                 began = time.perf_counter()
-                pending = self.worker.launch(self._plan(grow=grow, n_decode=self.n))
+                pending = self.worker.launch(self._next(grow))
                 launches.append(time.perf_counter() - began)
                 pending.result()
         synchronize(self.worker)
         began = time.perf_counter()
         last = None
         for _ in range(steps):
-            pending = self.worker.launch(self._plan(grow=grow, n_decode=self.n))
+            pending = self.worker.launch(self._next(grow))
             if last is not None:
                 last.result()
             last = pending
@@ -172,6 +203,13 @@ class Driver:
             "host_us": 1e6 * median(launches),
             "refresh_us": median(self.refresh_us) if self.refresh_us else 0.0,
         }
+
+    def _next(self, grow: tuple[Any, Any, Any] | None) -> StepPlan:
+        if not self.prompt:
+            return self._plan(grow=grow, n_decode=self.n)
+        ids = np.full(self.prompt, 1, np.int32)
+        row = RowInit(self.n, self.n, 0, ids, self._pages, self.sampling, 0, self.sampling.max_new)
+        return self._plan(init=(row,), spans=(Span(self.n, self.prompt, True),), n_decode=self.n)
 
     def _same_pages(self) -> tuple[Any, Any, Any]:
         """A change for each row, which writes the page that is there already."""
