@@ -59,7 +59,7 @@ MESSAGE = record(
     },
     title="AnthropicMessage",
 )
-STREAM = {"type": "string", "description": "With 'stream': server-sent events from message_start to message_stop."}
+STREAM = {"description": "With 'stream': server-sent events from message_start to message_stop."}
 
 HEAD: dict[str, Any] = {"model": "model", "max_tokens": 16}
 USER = {"role": "user", "content": "Say hello."}

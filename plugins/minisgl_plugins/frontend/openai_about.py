@@ -179,7 +179,7 @@ CHAT_ANSWER = _completion(
     {"prompt_token_ids": TOKEN_IDS, "prompt_logprobs": PROMPT_LOGPROBS},
 )
 COMPLETION_ANSWER = _completion("Completion", "text_completion", COMPLETION_CHOICE, {})
-STREAM = {"type": "string", "description": "With 'stream': server-sent events whose data are JSON, at last [DONE]."}
+STREAM = {"description": "With 'stream': server-sent events whose data are JSON, at last [DONE]."}
 MODEL_OBJECT = record(
     {
         "id": STRING,

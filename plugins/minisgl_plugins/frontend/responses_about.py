@@ -82,7 +82,7 @@ RESPONSE = record(
     {"user": STRING, "safety_identifier": STRING, "prompt_cache_key": STRING},
     "Response",
 )
-STREAM = {"type": "string", "description": "With 'stream': server-sent events from response.created to the last one."}
+STREAM = {"description": "With 'stream': server-sent events from response.created to the last one."}
 
 TOOLS = [
     {"type": "function", "name": "weather", "description": "of a city", "parameters": SCHEMA, "strict": True},
