@@ -67,8 +67,8 @@ class TorchOps(Ops):
     ) -> Tensor:
         """Without head norms, heads of q and k lie side by side and are turned at once where they are, and so are k and v stored."""
         if q_weight is not None and k_weight is not None:
-            q, k = self.rope(self.rms_norm(q, q_weight, eps), self.rms_norm(k, k_weight, eps), pos, cos_sin)
-            store_kv(k, v, kv, loc)
+            q, turned = self.rope(self.rms_norm(q, q_weight, eps), self.rms_norm(k, k_weight, eps), pos, cos_sin)
+            store_kv(k.copy_(turned), v, kv, loc)  # attention reads k as well
             return q
         n, kv_heads, size = k.shape
         cos, sin = self._angles(q.dtype, pos, cos_sin)

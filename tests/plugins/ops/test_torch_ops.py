@@ -88,6 +88,7 @@ def test_rotation_and_kv_write_at_once_are_those_of_the_single_ops(ops, normed_h
     ops["store_kv"](b, v, single, loc)
     assert torch.equal(ops["qk_norm_rope_store"](q, k, v, *weights, EPS, pos, table, fused, loc), a)
     assert torch.equal(fused, single)
+    assert torch.equal(k, b)  # attention of a prompt reads it from here
 
 
 def test_silu_mul(ops):
