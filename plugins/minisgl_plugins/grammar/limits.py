@@ -25,7 +25,17 @@ FORMATS = {"date": f"^{DATE}$", "date-time": rf"^{DATE}T{HOUR}:[0-5][0-9](\.[0-9
 
 
 def tightened(root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same schema, without what is let through. Numbers closer to such a bound than 1e-9 are lost."""
+    """The same schema, without what is let through. Numbers closer to such a bound than 1e-9 are lost.
+
+    Raises: ValueError for one that is no schema: nobody has checked its form.
+    """
+    try:
+        return _tightened(root)
+    except (TypeError, OverflowError) as exc:
+        raise ValueError(f"a keyword has a value that it cannot have: {exc}") from exc
+
+
+def _tightened(root: Mapping[str, Any]) -> Mapping[str, Any]:
     every = list(subschemas(root))
     bounds = _meet(every)
 
@@ -33,14 +43,20 @@ def tightened(root: Mapping[str, Any]) -> Mapping[str, Any]:
         if not isinstance(schema, Mapping):
             return schema
         new = _inclusive(schema) if bounds else dict(schema)
-        if new.get("format") in FORMATS:
-            pattern = FORMATS[new.pop("format")]
+        if (pattern := _pattern(new)) is not None:
+            del new["format"]
             if new.setdefault("pattern", pattern) != pattern:
                 new["allOf"] = [*new.get("allOf", []), {"pattern": pattern}]
         return {key: within(key, value, of) for key, value in new.items()}
 
-    changed: Mapping[str, Any] = of(root) if bounds or any(s.get("format") in FORMATS for s in every) else root
+    changed: Mapping[str, Any] = of(root) if bounds or any(map(_pattern, every)) else root
     return changed
+
+
+def _pattern(schema: Mapping[str, Any]) -> str | None:
+    """In place of its format."""
+    name = schema.get("format")
+    return FORMATS.get(name) if isinstance(name, str) else None
 
 
 def _meet(every: list[Mapping[str, Any]]) -> bool:

@@ -48,7 +48,14 @@ def rewritten(root: Mapping[str, Any]) -> dict[str, Any] | None:
     """None if it would be too large, or is no schema."""
     try:
         new = _Rewriter(Document(root)).of(root)
-    except (TypeError, ValueError, LookupError, AttributeError, RecursionError):  # nobody has checked its form
+    except (
+        ArithmeticError,
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+    ):  # nobody has checked its form
         return None
     return new if isinstance(new, dict) else None
 

@@ -228,6 +228,25 @@ def test_a12_what_cannot_be_said_is_refused(enforcer: Enforcer, schema: Any, wor
     assert (e.value.status, e.value.code) == (400, "invalid_json_schema")
 
 
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"format": ["date"]},
+        {"properties": {"a": {"format": {}}}},
+        {"format": "date", "pattern": "a", "allOf": None},
+        {"exclusiveMinimum": 0, "minimum": "a", "maximum": 0.5},
+        {"exclusiveMinimum": 10**400, "maximum": 0.5},
+        {"not": {"maxLength": float("inf")}},
+    ],
+)
+@pytest.mark.parametrize("param", ["response_format", "tools[0].function.parameters"])
+def test_what_is_no_schema_is_refused(enforcer: Enforcer, schema: Any, strict: bool, param: str) -> None:
+    with pytest.raises(RequestError) as e:
+        enforcer.grammar.check(GrammarSpec("json_schema", json.dumps(schema), strict, param))
+    assert (e.value.status, e.value.param) == (400, param)
+
+
 def test_what_is_not_strict_is_enforced_as_far_as_it_can_be(enforcer: Enforcer) -> None:
     schema = {"type": "array", "items": {"type": "integer", "not": {"const": 2}}, "uniqueItems": True}
     assert enforcer.lets_through(schema, strict=False) == [[], [1], [1, 1]]
