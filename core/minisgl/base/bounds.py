@@ -7,7 +7,7 @@ from collections.abc import Mapping
 INT31_MAX = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
-# SamplingParams, both ends included; integers for the fields that are integers. A repetition penalty is any number above 0.
+# SamplingParams, both ends included; integers for the fields that are integers.
 SAMPLING_RANGES: Mapping[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),

@@ -9,6 +9,7 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from copy import copy
 from threading import Lock
 from typing import Any
 
@@ -50,7 +51,7 @@ class LLGuidanceGrammar(Grammar):
         self._lock = Lock()  # of the tokenizer and the caches
         self._tokenizer: Any = None
         self._checked: OrderedDict[GrammarSpec, _Rules | RequestError] = OrderedDict()
-        self._matchers: OrderedDict[bytes, Any] = OrderedDict()  # never advanced, to be copied
+        self._matchers: OrderedDict[bytes, Any] = OrderedDict()  # never advanced, to be copied; or why there is none
 
     def load(self) -> None:
         self._vocabulary()
@@ -74,12 +75,12 @@ class LLGuidanceGrammar(Grammar):
             try:
                 found = self._tried(spec)
             except RequestError as error:
-                found = error
+                found = copy(error)  # without its traceback, whose frames hold the request
             with self._lock:
                 self._checked[spec] = found
                 _trim(self._checked, self.settings.cache)
         if isinstance(found, RequestError):
-            raise found
+            raise copy(found)  # each time it is raised it would keep more frames
         return found
 
     def _tried(self, spec: GrammarSpec) -> _Rules:
@@ -156,19 +157,22 @@ class LLGuidanceGrammar(Grammar):
     def _prototype(self, compiled: bytes) -> Any:
         """A matcher at the start. Raises: RequestError."""
         with self._lock:
-            made = self._matchers.get(compiled)
-            if made is not None:
+            found = self._matchers.get(compiled)
+            if found is not None:
                 self._matchers.move_to_end(compiled)
-                return made
+        if found is None:
+            found = self._made(compiled)
+            with self._lock:
+                self._matchers[compiled] = found
+                _trim(self._matchers, self.settings.cache)
+        if isinstance(found, str):
+            raise RequestError(f"the output cannot be held to its grammar: {found}", code="invalid_grammar")
+        return found
+
+    def _made(self, compiled: bytes) -> Any:
+        """A matcher, or why there is none."""
         made = self._ll.LLMatcher(self._vocabulary(), compiled.decode(), log_level=0, limits=self._limits)
-        if made.is_error():
-            raise RequestError(
-                f"the output cannot be held to its grammar: {_short(made.get_error())}", code="invalid_grammar"
-            )
-        with self._lock:
-            self._matchers[compiled] = made
-            _trim(self._matchers, self.settings.cache)
-        return made
+        return _short(made.get_error()) if made.is_error() else made
 
     def _vocabulary(self) -> Any:
         """Made once: it takes a quarter of a second, in which no other thread of the process runs, and some tens of MB."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,40 @@ def test_a12_a_schema_that_cannot_be_enforced_is_refused(grammar, value, word) -
     assert (e.value.status, e.value.code, e.value.param) == (400, "invalid_json_schema", "response_format")
     with pytest.raises(RequestError, match=word):  # also from the cache
         grammar.check(spec("json_schema", value, strict=True))
+
+
+def test_a_refusal_that_is_known_is_told_anew_and_keeps_nothing_of_those_who_asked(grammar) -> None:
+    refused = spec("json_schema", {"type": "foo"}, True)
+    errors = []
+    for _ in range(4):
+        with pytest.raises(RequestError) as e:
+            grammar.check(refused)
+        errors.append(e.value)
+    assert len({id(e) for e in errors}) == 4
+    assert len({(str(e), e.status, e.code, e.param) for e in errors}) == 1
+    assert len(list(traceback.walk_tb(errors[0].__traceback__))) == len(
+        list(traceback.walk_tb(errors[-1].__traceback__))
+    )
+
+
+def test_rules_that_are_more_than_the_limits_allow_are_tried_once(tokenizer_dir, monkeypatch) -> None:
+    import llguidance
+
+    tried: list[str] = []
+    matcher = llguidance.LLMatcher
+
+    def counted(tokenizer: Any, rules: str, **options: Any) -> Any:
+        tried.append(rules)
+        return matcher(tokenizer, rules, **options)
+
+    small = make(tokenizer_dir, max_grammar_size=200)
+    monkeypatch.setattr(llguidance, "LLMatcher", counted)
+    compiled = small.compile(Outline(None, "calls: " + " ".join(f'"{i}" /a{i}b*/' for i in range(200))))
+    for _ in range(3):
+        with pytest.raises(RequestError, match="cannot be held to its grammar") as e:
+            small.matcher(compiled)
+        assert (e.value.status, e.value.code) == (400, "invalid_grammar")
+    assert tried == [compiled.decode()]
 
 
 @pytest.mark.parametrize(
