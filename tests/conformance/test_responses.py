@@ -393,11 +393,11 @@ def test_reasoning_comes_back_as_encrypted_content(hermes: Any, ask: Any) -> Non
     thought, message = whole(ask(THOUGHT + "Yes.", include=["reasoning.encrypted_content"]))["output"]
     kept = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": thought["encrypted_content"]}
     foreign = {**kept, "encrypted_content": "gAAAAABm"}
-    broken = {**kept, "encrypted_content": "text:%"}
+    broken = [{**kept, "encrypted_content": f"text:{code}"} for code in ("%", "\u00e9", "/w==")]
     user = {"role": "user", "content": "a"}
     whole(ask("x", input=[user, kept, message, user]))
     assert prompt(hermes) == "user\na\nassistant\n[Let me see.]Yes.\nuser\na\nassistant\n"
-    whole(ask("x", input=[user, foreign, broken, message]))
+    whole(ask("x", input=[user, foreign, *broken, message]))
     assert prompt(hermes) == "user\na\nassistant\nYes.\nassistant\n"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import secrets
 from abc import ABC, abstractmethod
 from typing import Any
@@ -27,7 +26,7 @@ def uncarried(value: str) -> str:
         return (
             base64.b64decode(value.removeprefix(CARRIED), validate=True).decode() if value.startswith(CARRIED) else ""
         )
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:
         return ""
 
 
