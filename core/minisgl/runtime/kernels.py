@@ -36,8 +36,8 @@ class Ops(Component):
 
     Ops that a table may have in place of several of the above, used where they are:
     ``qk_norm_rope_store(q, k, v, q_weight, k_weight, eps, pos, cos_sin, kv, loc)`` -> q: norms the heads of q and k (not if
-    the weights are None), rotates both and stores k and v; leaves in k what it stored; q, k, v are views of one tensor as ``nn.layers.QKVLinear`` gives
-    them, may write in place;
+    the weights are None), rotates both and stores k and v; q, k, v are views of one tensor as ``nn.layers.QKVLinear`` gives
+    them; may write in place, and leaves in k what it stored;
     ``decode_rows(n, order, kv_len, next_token, page_table, page_size, slot, kv, pos, loc, tokens)`` fills the last five, all
     [rows] int64, from the state of the rows (``runtime.graph.decode_rows`` says what and is the reference).
     """
