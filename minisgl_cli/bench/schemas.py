@@ -62,9 +62,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``status``: "refused", "finished", "unchecked" where a finished answer's schema
-    has an expression that only other validators know, "cut" by max_tokens, or "failed". ``text``: the answer, or why there is none. ``fault``: why
-    a finished answer does not fit, "" if it does. ``tokens``: of the answer."""
+    """``status``: "refused", "finished", "unchecked" where a finished answer's schema has an expression that only other
+    validators know, "cut" by max_tokens, or "failed". ``text``: the answer, or why there is none. ``fault``: why a finished
+    answer does not fit, "" if it does. ``tokens``: of the answer."""
 
     case: Case
     strict: bool

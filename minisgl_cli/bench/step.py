@@ -150,8 +150,8 @@ def sampling_outside(worker: Worker) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Driver:
-    """``n`` rows that decode for ever; in each step a prompt of ``prompt`` tokens, if any, comes and goes. ``launch_us``, ``refresh_us``: of each step, what the host spent in all and in the
-    attention backend's refresh."""
+    """``n`` rows that decode for ever; in each step a prompt of ``prompt`` tokens, if any, comes and goes. ``launch_us``,
+    ``refresh_us``: of each step, what the host spent in all and in the attention backend's refresh."""
 
     worker: Worker
     n: int

@@ -62,8 +62,8 @@ class ErrorShape:
 
 @dataclass(slots=True)
 class HttpState:
-    """What the host keeps for one request. ``large``: reads large bodies. ``errors``: those of the path's frontend; a handler may set its own. ``cut`` is set
-    when a shutdown does not wait for it any longer."""
+    """What the host keeps for one request. ``large``: reads large bodies. ``errors``: those of the path's frontend; a handler may
+    set its own. ``cut`` is set when a shutdown does not wait for it any longer."""
 
     request_id: str
     cut: asyncio.Event
