@@ -131,6 +131,7 @@ def test_requests_that_are_prepared_count_as_waiting(folder: Path, monkeypatch: 
     port.inputs.extend(held(uid) for uid in range(6))
     refused = [o for o in turns(engine, port, 1) if isinstance(o, Refused)]
     assert [(r.uid, r.status, r.code) for r in refused] == [(5, 503, "server_overloaded")]
+    assert engine.stats()["waiting"] == 5
 
 
 def test_memory_does_not_grow_with_the_requests_when_nobody_observes(folder: Path) -> None:

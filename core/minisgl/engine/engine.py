@@ -151,9 +151,14 @@ class Engine:
         self._tokens_due += len(a.ids)
         self.observers.call("request", RequestEvent(a.uid, "admitted", time.monotonic_ns(), len(a.ids)))
 
+    @property
+    def _n_waiting(self) -> int:
+        """Requests that wait for their first step, or for what they need before it."""
+        return self.scheduler.n_waiting + len(self._preparing)
+
     def _overload(self, a: Admit) -> Refused | None:
         """What is open is counted, not what waits: requests that come together all wait before the first of them runs."""
-        waiting, running = self.scheduler.n_waiting + len(self._preparing), self.scheduler.n_running
+        waiting, running = self._n_waiting, self.scheduler.n_running
         tokens = self._tokens_due + sum(len(p.ids) for p, _ in self._preparing)
         if self._queue_limit is not None and waiting + running >= self.info.max_running + self._queue_limit:
             why = f"{running} requests run and {waiting} wait, which is the limit (limits.max_running + limits.queue)"
@@ -238,6 +243,7 @@ class Engine:
             "device_ok": health.ok,
             "in_flight": len(self._running),
             **counts,
+            "waiting": self._n_waiting,
             "hit_rate": counts["cached_tokens_total"] / max(1, counts["prompt_tokens_total"]),
             **self.observers.snapshot(),
         }
@@ -265,7 +271,7 @@ class Engine:
             n_decode=plan.n_decode,
             n_spans=len(plan.spans),
             prefill_tokens=plan.num_tokens - plan.n_decode,
-            n_waiting=self.scheduler.n_waiting,
+            n_waiting=self._n_waiting,
             n_running=self.scheduler.n_running,
             free_pages=counts["free"],
             evictable_pages=counts["evictable"],
