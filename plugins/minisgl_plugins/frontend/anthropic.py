@@ -73,6 +73,7 @@ class Message(EventAnswer):
         self._id = "msg_" + secrets.token_hex(12)
         self._blocks: list[dict[str, Any]] = []
         self._open = ""  # kind of the last block while it grows
+        self._pieces: list[str] = []  # what that one has so far
         self._inputs: dict[int, str] = {}  # JSON of tool inputs, by block
         self._stop: str | None = None
         self._sequence: str | None = None
@@ -88,12 +89,10 @@ class Message(EventAnswer):
             elif part.kind == "call":
                 block = {"type": "tool_use", "id": "toolu_" + secrets.token_hex(12), "name": part.text, "input": {}}
                 yield from self._begin("call", block)
-                self._inputs[len(self._blocks) - 1] = ""
             elif part.kind == "arguments":
-                at = len(self._blocks) - 1
-                self._inputs[at] += part.text
+                self._pieces.append(part.text)
                 change = {"type": "input_json_delta", "partial_json": part.text}
-                yield event("content_block_delta", index=at, delta=change)
+                yield event("content_block_delta", index=len(self._blocks) - 1, delta=change)
         if delta.finish is not None:
             yield from self._close()
             self._end(delta)
@@ -103,7 +102,7 @@ class Message(EventAnswer):
         if self._open != kind:
             signature = {"signature": ""} if kind == "reasoning" else {}  # it comes at the end
             yield from self._begin(kind, {"type": name, field: "", **signature})
-        self._blocks[-1][field] += text
+        self._pieces.append(text)
         yield event("content_block_delta", index=len(self._blocks) - 1, delta={"type": change, field: text})
 
     def _begin(self, kind: str, block: dict[str, Any]) -> Iterator[bytes]:
@@ -114,7 +113,12 @@ class Message(EventAnswer):
 
     def _close(self) -> Iterator[bytes]:
         if self._open:
-            at = len(self._blocks) - 1
+            at, text = len(self._blocks) - 1, "".join(self._pieces)
+            self._pieces.clear()
+            if self._open == "call":
+                self._inputs[at] = text
+            else:
+                self._blocks[at][KINDS[self._open][1]] = text
             if self._open == "reasoning":
                 self._blocks[at]["signature"] = SIGNATURE
                 yield event("content_block_delta", index=at, delta={"type": "signature_delta", "signature": SIGNATURE})
