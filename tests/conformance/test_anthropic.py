@@ -167,6 +167,42 @@ def test_formats_that_are_not_known_are_refused_by_their_path(client: Any) -> No
             client.messages.create(**ask(client, output_config=config))
 
 
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "nope"}}}},
+            "output_config.format.schema",
+        ),
+        (
+            {"extra_body": {"output_format": {"type": "json_schema", "schema": {"type": "nope"}}}},
+            "output_format.schema",
+        ),
+        ({"max_tokens": 10_000}, None),
+        ({"stop_sequences": ["x"] * 40}, "stop_sequences"),
+    ],
+)
+def test_errors_of_what_it_becomes_name_the_fields_of_this_api(
+    client: Any, fields: dict[str, Any], path: str | None
+) -> None:
+    with pytest.raises(anthropic.BadRequestError) as e:
+        client.messages.create(**ask(client, **fields))
+    message = e.value.body["error"]["message"]
+    assert path is None or f"'{path}'" in message
+    assert not any(theirs in message for theirs in ("response_format", "max_completion_tokens", "'stop'"))
+
+
+def test_tools_keep_their_places_in_errors() -> None:
+    """Those that the vendor's servers run are left out of what chat completions get."""
+    from minisgl_plugins.frontend.anthropic_request import names
+
+    schema = {"type": "object"}
+    tools = [{"type": "web_search_1", "name": "w"}, {"name": "a", "input_schema": schema}]
+    found = names({"tools": tools})
+    assert found["tools[0].function.parameters"] == "tools[1].input_schema"
+    assert found["tools[0].function"] == "tools[1]"
+
+
 # ------------------------------------------------------------------------------------------------------ access errors
 
 

@@ -11,12 +11,12 @@ import orjson
 from minisgl.api import Delta, ErrorShape, Exchange, RequestError, route
 
 from . import anthropic_about as about
-from .anthropic_request import as_chat
+from .anthropic_request import NAMES, as_chat, names
 from .openai_chunks import Tally
 from .openai_reply import parts_of
 from .openai_request import Call, read_chat
 from .openai_tokenize import read_tokenize
-from .translating import EventAnswer, TranslatingFrontend, event
+from .translating import EventAnswer, TranslatingFrontend, event, renamed, renaming
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -54,11 +54,16 @@ class AnthropicFrontend(TranslatingFrontend):
         ]
 
     async def messages(self, x: Exchange) -> None:
-        call = await x.read(lambda body: read_chat(as_chat(body), self._info(), self.settings))
+        call, paths = await x.read(self._read)
         call = call.counted_for(x.header(b"x-api-key"))
         tally = Tally(1, 1)
-        outputs = self._outputs(call, self._info(), tally)
+        outputs = renamed(self._outputs(call, self._info(), tally), paths, NAMES)
         await self._answer_events(x, Message(call, tally), outputs, call.common.stream)
+
+    def _read(self, body: dict[str, Any]) -> tuple[Call, dict[str, str]]:
+        chat, paths = as_chat(body), names(body)
+        with renaming(paths, NAMES):
+            return read_chat(chat, self._info(), self.settings), paths
 
     async def count_tokens(self, x: Exchange) -> None:
         request, _ = await x.read(lambda body: read_tokenize(as_chat(body, needs_max=False), self._info()))

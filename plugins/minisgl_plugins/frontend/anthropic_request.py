@@ -8,7 +8,21 @@ from minisgl.api import Fields, Note, Value, bounds
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 PASSED = ("stream", "temperature", "top_p", "top_k")  # to chat completions, which check them
+OWN_TOOLS = (None, "custom")  # Anthropic's servers run others; clients offer them to any server
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
+
+# Fields of the chat body that errors may name -> what stands there in this one.
+NAMES = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences", "user": "metadata.user_id"}
+
+
+def names(body: dict[str, Any]) -> dict[str, str]:
+    """Paths of what ``as_chat`` makes of ``body`` -> what stands there in it."""
+    found = {}
+    for chat, i in enumerate(i for i, tool in enumerate(body.get("tools") or ()) if tool.get("type") in OWN_TOOLS):
+        found[f"tools[{chat}].function.parameters"] = f"tools[{i}].input_schema"
+        found[f"tools[{chat}].function"] = f"tools[{i}]"
+    form = "output_config.format" if (body.get("output_config") or {}).get("format") else "output_format"
+    return found | {"response_format.json_schema": form, "response_format": form, **NAMES}
 
 
 def as_chat(body: dict[str, Any], needs_max: bool = True, note: Note | None = None) -> dict[str, Any]:
@@ -117,7 +131,7 @@ def _tools(f: Fields) -> dict[str, Any]:
             "parameters": None if schema is None else schema.body,
             "strict": tool.boolean("strict"),
         }
-        if tool.string("type") in (None, "custom"):  # Anthropic's servers run others; clients offer them to any server
+        if tool.string("type") in OWN_TOOLS:
             tool.require("name")
             tool.require("input_schema")
             tools.append({"type": "function", "function": function})

@@ -30,7 +30,7 @@ class Reply:
     def __init__(self, echo: str, reasoning_names: tuple[str, ...], forced_name: bool) -> None:
         self._content = [echo] if echo else []
         self._reasoning: list[str] = []
-        self._calls: list[dict[str, Any]] = []
+        self._calls: list[tuple[str, str, list[str]]] = []  # id, name, pieces of the arguments
         self._names = reasoning_names
         self._forced_name = forced_name
         self._ids: list[int] = []
@@ -51,10 +51,9 @@ class Reply:
         elif part.kind == "reasoning":
             self._reasoning.append(part.text)
         elif part.kind == "call":
-            function = {"name": part.text, "arguments": ""}
-            self._calls.append({"id": call_id(), "type": "function", "function": function})
+            self._calls.append((call_id(), part.text, []))
         elif part.kind == "arguments":
-            self._calls[-1]["function"]["arguments"] += part.text
+            self._calls[-1][2].append(part.text)
 
     @property
     def text(self) -> str:
@@ -83,7 +82,10 @@ class Reply:
             "refusal": None,
         }
         if self._calls:
-            message["tool_calls"] = self._calls
+            message["tool_calls"] = [
+                {"id": call, "type": "function", "function": {"name": name, "arguments": "".join(pieces)}}
+                for call, name, pieces in self._calls
+            ]
         if thinks:
             message |= dict.fromkeys(self._names, "".join(self._reasoning) or None)
         return message

@@ -11,8 +11,8 @@ from minisgl.api import ErrorShape, Exchange, route
 from .openai_chunks import Tally
 from .responses_about import responses
 from .responses_answer import ResponseAnswer
-from .responses_request import read_response
-from .translating import TranslatingFrontend, TranslatingSettings
+from .responses_request import NAMES, read_response
+from .translating import TranslatingFrontend, TranslatingSettings, renamed
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -36,5 +36,5 @@ class ResponsesFrontend(TranslatingFrontend):
         tally = Tally(1, 1)
         answer = ResponseAnswer(asked, tally, x.request_id)
         x.state.errors = ErrorShape(frame=answer.failed, done=b"")
-        outputs = asked.renamed(self._outputs(call, self._info(), tally))
+        outputs = renamed(self._outputs(call, self._info(), tally), asked.names, NAMES)
         await self._answer_events(x, answer, outputs, call.common.stream)

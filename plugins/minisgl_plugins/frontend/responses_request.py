@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from minisgl.api import EngineInfo, Fields, Note, RequestError
+from minisgl.api import EngineInfo, Fields, Note
 
-from .generating import Outputs
 from .openai_fields import IGNORED, OpenAISettings, refuse_unknown
 from .openai_forms import ALIASES
 from .openai_request import Call, read_chat
 from .responses_input import read_input
 from .responses_shown import shown
+from .translating import renaming
 
 # What chat completions take under the same name: fields of this API, and this server's own beside it.
 PASSED = (
@@ -72,30 +70,6 @@ class Asked:
     names: dict[str, str]
     carries_reasoning: bool
 
-    async def renamed(self, outputs: Outputs) -> AsyncGenerator[Any, None]:
-        """The outputs; errors of them name this API's fields."""
-        with renaming(self.names):
-            async with aclosing(outputs):
-                async for item in outputs:
-                    yield item
-
-
-@contextmanager
-def renaming(names: dict[str, str]) -> Iterator[None]:
-    """Errors name the fields of this API's body instead of those of the chat body that were made of them."""
-    try:
-        yield
-    except RequestError as e:
-        param, message = e.param, e.message
-        for theirs, ours in names.items():
-            if param is not None and (param == theirs or param.startswith((f"{theirs}.", f"{theirs}["))):
-                param = ours + param.removeprefix(theirs)
-                message = message.replace(f"'{e.param}'", f"'{param}'")
-                break  # what it is now may be a name of theirs for something else
-        for theirs, ours in NAMES.items():
-            message = message.replace(f"'{theirs}'", f"'{ours}'")
-        raise RequestError(message, status=e.status, code=e.code, param=param, retry_after=e.retry_after) from e
-
 
 def read_response(
     body: dict[str, Any],
@@ -126,7 +100,7 @@ def read_response(
     chat |= _reasoning(reasoning) if reasoning is not None else {}
     refuse_unknown(f, settings.strict)
     names |= NAMES
-    with renaming(names):
+    with renaming(names, NAMES):
         call = read_chat(chat, info, settings, chat_note)
     return Asked(call, shown(body, chat, call, info), names, "reasoning.encrypted_content" in include)
 

@@ -4,15 +4,15 @@ an object of their API, or the typed events that build it."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import orjson
 from pydantic import Field
 
-from minisgl.api import Delta, EventStream, Exchange, FrontendContext, PluginSettings, bounds
+from minisgl.api import Delta, EventStream, Exchange, FrontendContext, PluginSettings, RequestError, bounds
 
 from .generating import GeneratingFrontend, Outputs
 from .openai_fields import OpenAISettings
@@ -30,6 +30,34 @@ class TranslatingSettings(PluginSettings):
 def event(kind: str, **members: Any) -> bytes:
     """The frame of a named event, which says its name in its JSON too."""
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), orjson.dumps({"type": kind, **members}))
+
+
+@contextmanager
+def renaming(names: Mapping[str, str], words: Mapping[str, str]) -> Iterator[None]:
+    """Errors name the fields of this API's body instead of those of the chat body that were made of them.
+
+    Args: names: paths of the chat body -> what stands there in this one, the longest first. words: fields that messages may quote.
+    """
+    try:
+        yield
+    except RequestError as e:
+        param, message = e.param, e.message
+        for theirs, ours in names.items():
+            if param is not None and (param == theirs or param.startswith((f"{theirs}.", f"{theirs}["))):
+                param = ours + param.removeprefix(theirs)
+                message = message.replace(f"'{e.param}'", f"'{param}'")
+                break  # what it is now may be a name of theirs for something else
+        for theirs, ours in words.items():
+            message = message.replace(f"'{theirs}'", f"'{ours}'")
+        raise RequestError(message, status=e.status, code=e.code, param=param, retry_after=e.retry_after) from e
+
+
+async def renamed(outputs: Outputs, names: Mapping[str, str], words: Mapping[str, str]) -> AsyncGenerator[Any, None]:
+    """The outputs; errors of them are those of ``renaming``."""
+    with renaming(names, words):
+        async with aclosing(outputs):
+            async for item in outputs:
+                yield item
 
 
 class EventAnswer(ABC):
