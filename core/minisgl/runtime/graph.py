@@ -7,7 +7,6 @@ does, the second is run call by call.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ from minisgl.runtime.attention import AttentionBackend
 from minisgl.runtime.batch import BatchView, ForwardBatch, OpTable
 from minisgl.runtime.model import Model
 from minisgl.runtime.pick import Mask, Picker
-from minisgl.runtime.record import Graph, Recorder
+from minisgl.runtime.record import Captures, Graph, Recorder
 from minisgl.runtime.rows import DeviceRows, Rows
 from minisgl.runtime.sampling import SampleRows
 
@@ -63,7 +62,7 @@ class Captured:
 
 
 class GraphRunner:
-    """Decode steps of at most ``sizes[-1]`` rows. ``replays`` counts them."""
+    """Decode steps of at most as many rows as the largest of ``sizes``. ``replays`` counts them."""
 
     def __init__(
         self,
@@ -80,28 +79,24 @@ class GraphRunner:
     ) -> None:
         self._model, self._attention, self._ops, self._picker = model, attention, ops, picker
         self._rows, self._state, self._kv, self._dtype, self._recorder = rows, state, kv, dtype, recorder
-        self.sizes = sorted(sizes)
+        self._captured = Captures[Captured](sizes)
         self.replays = 0
         self._fill = ops.get("decode_rows", decode_rows)
         device = state.kv_len.device
-        most = self.sizes[-1]
+        most = self._captured.most
         self._slot, self._kv_len, self._pos, self._loc, self._tokens = (
             torch.zeros(most, dtype=torch.int64, device=device) for _ in range(5)
         )
         self._every = torch.arange(most, device=device)
         self._picked = torch.zeros(most, dtype=torch.int32, device=device)
         self._h_ones, self._h_starts = np.ones(most, np.int32), np.arange(most + 1, dtype=np.int32)
-        self._captured: dict[int, Captured] = {}
 
     @torch.inference_mode()
     def capture(self, progress: Callable[[str, int, int], None]) -> None:
-        """Record all sizes, the largest first, since the smaller then fit into its memory."""
-        self._attention.graph_begin(self.sizes)
+        """Record all sizes."""
+        self._attention.graph_begin(self._captured.sizes)
         self._picker.prepare()
-        for done, rows in enumerate(reversed(self.sizes)):
-            progress("CUDA graphs", done, len(self.sizes))
-            self._captured[rows] = self._capture(rows)
-        progress("CUDA graphs", len(self.sizes), len(self.sizes))
+        self._captured.make("CUDA graphs", self._capture, progress)
 
     def _capture(self, rows: int) -> Captured:
         view = self._view(rows)
@@ -162,13 +157,13 @@ class GraphRunner:
         )
 
     def fits(self, rows: int) -> bool:
-        return 0 < rows <= self.sizes[-1]
+        return self._captured.fits(rows)
 
     def replay(self, step: int, h_slot: I32, h_kv: I32, h_out: I32, mask: Mask | None = None) -> Tensor:
         """Run the step of these decode rows, whose changes the device rows have. ``mask``: see ``Picker.pick``. Returns: [n]
         int32 tokens, overwritten by the next replay."""
         n = len(h_slot)
-        c = self._captured[self.sizes[bisect_left(self.sizes, n)]]
+        c = self._captured.of(n)
         self._refresh(c, step, h_slot, h_kv)
         c.layers.replay()
         self._picker.prepare()

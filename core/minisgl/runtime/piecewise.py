@@ -7,7 +7,6 @@ launches hundreds of kernels in the time in which the device runs them several t
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -20,7 +19,7 @@ from minisgl.base.types import NO_PAGES
 from minisgl.runtime.attention import AttentionBackend
 from minisgl.runtime.batch import BatchView, ForwardBatch, OpTable
 from minisgl.runtime.model import Model
-from minisgl.runtime.record import Pieces, Recorder
+from minisgl.runtime.record import Captures, Pieces, Recorder
 
 
 def token_sizes(most: int) -> list[int]:
@@ -77,7 +76,7 @@ class Captured:
 
 
 class PiecewiseRunner:
-    """Steps of at most ``sizes[-1]`` tokens, of any rows. ``replays`` counts them.
+    """Steps of at most as many tokens as the largest of ``sizes``, of any rows. ``replays`` counts them.
 
     Args: attention: one that leaves the KV write to the op ``store_kv``. dummy: where the KV of padding goes (``BatchView.loc``).
     """
@@ -97,22 +96,18 @@ class PiecewiseRunner:
         assert not attention.writes_kv, f"{type(attention).__name__} writes KV"
         self._model, self._attention, self._ops, self._kv, self._dtype = model, attention, ops, kv, dtype
         self._recorder, self._dummy, self._table = recorder, dummy, page_table
-        self.sizes = sorted(sizes)
+        self._captured = Captures[Captured](sizes)
         self.replays = 0
-        most, device = self.sizes[-1], page_table.device
+        most, device = self._captured.most, page_table.device
         self._tokens, self._pos = (torch.zeros(most, dtype=torch.int64, device=device) for _ in range(2))
         self._loc = torch.full((most,), dummy, dtype=torch.int64, device=device)
         self._filled = 0  # tokens of the last step; all after it are padding
         self._outside = Outside(most)
-        self._captured: dict[int, Captured] = {}
 
     @torch.inference_mode()
     def capture(self, progress: Callable[[str, int, int], None]) -> None:
-        """Record all sizes, the largest first, since the smaller then fit into its memory."""
-        for done, size in enumerate(reversed(self.sizes)):
-            progress("piecewise CUDA graphs", done, len(self.sizes))
-            self._captured[size] = self._capture(size)
-        progress("piecewise CUDA graphs", len(self.sizes), len(self.sizes))
+        """Record all sizes."""
+        self._captured.make("piecewise CUDA graphs", self._capture, progress)
 
     def _capture(self, size: int) -> Captured:
         batch = self._batch(size)
@@ -138,12 +133,12 @@ class PiecewiseRunner:
         return ForwardBatch(view, None, tokens, pos[:0], self._kv, self._outside, self._ops, self._dtype)
 
     def fits(self, tokens: int) -> bool:
-        return 0 < tokens <= self.sizes[-1]
+        return self._captured.fits(tokens)
 
     def run(self, b: ForwardBatch) -> Tensor:
         """As the model's forward. Returns: [n_tokens, hidden], overwritten by the next run."""
         n = b.view.n_tokens
-        captured = self._captured[self.sizes[bisect_left(self.sizes, n)]]
+        captured = self._captured.of(n)
         self._fill(n, b)
 
         def attend(i: int) -> None:

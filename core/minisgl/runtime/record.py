@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
+T = TypeVar("T")
 Pieced = Callable[[Callable[[], None]], None]  # calls what it is given wherever a piece ends and the next one begins
 
 
@@ -94,3 +96,35 @@ class EagerRecorder:
     def record_pieces(self, call: Pieced) -> Pieces:
         call(lambda: None)
         return self.PiecesAgain(call)
+
+
+class Captures(Generic[T]):
+    """What was captured for some ``sizes`` of steps. A step takes that of the least size that it fits in."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = sorted(sizes)
+        self._made: dict[int, T] = {}
+
+    @property
+    def most(self) -> int:
+        return self.sizes[-1]
+
+    def make(self, what: str, capture: Callable[[int], T], progress: Callable[[str, int, int], None]) -> None:
+        """All sizes, the largest first, since the smaller then fit into its memory. ``what``: how ``progress`` calls it."""
+        for done, size in enumerate(reversed(self.sizes)):
+            progress(what, done, len(self.sizes))
+            self._made[size] = capture(size)
+        progress(what, len(self.sizes), len(self.sizes))
+
+    def fits(self, n: int) -> bool:
+        return 0 < n <= self.most
+
+    def of(self, n: int) -> T:
+        return self._made[self.sizes[bisect_left(self.sizes, n)]]
+
+    def values(self) -> Iterable[T]:
+        return self._made.values()
+
+    def clear(self) -> None:
+        """Let the graphs go before what they read."""
+        self._made.clear()
