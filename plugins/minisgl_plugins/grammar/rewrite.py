@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 from typing import Any
 
 from .dialect import TYPES, Document, Schema, within
@@ -204,7 +205,9 @@ class _Rewriter:
             return [replace(c, conditions=conditions + c.conditions) for c in self._cases(branch, seen, own, depth + 1)]
 
         parts += [of(branch) for branch in s.get("allOf", [])]
-        parts += [of(target) for key in ("$ref",) if (target := self._document.target(s.get(key))) is not None]
+        target = self._document.target(s.get("$ref"))
+        if target is not None:
+            parts.append(of(target))
         for key in ("anyOf", "oneOf"):
             if key in s:
                 parts.append([case for branch in s[key] for case in of(branch, branch)])
@@ -212,7 +215,7 @@ class _Rewriter:
             parts.append(self._branches(s, of))
         for name, needed in s.get("dependentSchemas", {}).items():
             parts.append([Case((_absent(name),)), *of(needed, _present(name))])
-        if (n := _product(map(len, parts))) > MAX_CASES:
+        if (n := prod(map(len, parts))) > MAX_CASES:
             raise ValueError(f"{n} cases")
         return [_joined(combination) for combination in product(*parts)]
 
@@ -273,10 +276,3 @@ def _joined(cases: Iterable[Case]) -> Case:
     for case in cases:
         whole = whole.and_(case)
     return whole
-
-
-def _product(numbers: Iterable[int]) -> int:
-    n = 1
-    for number in numbers:
-        n *= number
-    return n
