@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -89,10 +89,10 @@ def measure_rows(worker: Worker, n: int, context: int, steps: int) -> list[dict[
     """The cases for ``n`` rows, each a row of the table."""
     found = []
     for sampling, spec in SAMPLING.items():
-        cases: list[tuple[str, str, Callable[[], Any]]] = [("graph", "none", lambda: nothing())]
+        cases: list[tuple[str, str, Callable[[], Any]]] = [("graph", "none", nullcontext)]
         if sampling == "temperature":
             cases += [
-                ("graph", "a page of each row", lambda: nothing()),
+                ("graph", "a page of each row", nullcontext),
                 ("layers only", "none", lambda: sampling_outside(worker)),
                 ("no", "none", lambda: graphs_off(worker)),
             ]
@@ -116,16 +116,11 @@ def measure_prompt(worker: Worker, n: int, context: int, steps: int, prompt: int
     for graphs in ("pieces", "no") if pieces else ("no",):
         driver = Driver(worker, n, context, SAMPLING["temperature"], prompt)
         driver.start(2 * steps + 2)
-        with nothing() if graphs == "pieces" else graphs_off(worker):
+        with nullcontext() if graphs == "pieces" else graphs_off(worker):
             cost = driver.measure(steps, changes=False)
         changes = f"a prompt of {prompt} tokens"
         found.append({"rows": n, "sampling": "temperature", "graph": graphs, "changes": changes, **cost})
     return found
-
-
-@contextmanager
-def nothing() -> Iterator[None]:
-    yield
 
 
 @contextmanager
