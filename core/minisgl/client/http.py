@@ -112,7 +112,10 @@ class HttpHost:
             timeout_graceful_shutdown=1,
         )
         self._server = _Server(config)
-        await self._server.serve(sockets=[sock])
+        try:
+            await self._server.serve(sockets=[sock])
+        finally:
+            self._large.shutdown(wait=False)
 
     async def drain(self, grace: float | None = None) -> None:
         """Refuse new requests (503 server_draining), give running ones ``grace`` seconds (default: server.drain_s), end the
