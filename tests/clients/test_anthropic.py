@@ -38,6 +38,14 @@ def real_sdk(real: Real) -> Any:
         yield client
 
 
+def answered(sdk: Any, ask: dict[str, Any], streamed: bool) -> Any:
+    """The message, whole or put together of a stream."""
+    if not streamed:
+        return sdk.messages.create(**ask)
+    with sdk.messages.stream(**ask) as stream:
+        return stream.get_final_message()
+
+
 def test_whole_and_streamed_messages_and_their_usage_agree(real: Real, real_sdk: Any) -> None:
     ask = {"model": real.model, "messages": USER, "max_tokens": 40, "extra_body": {"temperature": 0}}
     whole = real_sdk.messages.create(**ask)
@@ -69,11 +77,7 @@ def test_a_forced_tool_call_of_a_real_model_has_valid_input(real: Real, real_sdk
 def test_tools_go_round(scripted: Scripted, sdk: Any, streamed: bool) -> None:
     scripted.replies("Let me see." + scripted.call("weather", city="Paris", days=2))
     ask = {"model": scripted.model, "max_tokens": 500, "messages": USER, "tools": [TOOL]}
-    if streamed:
-        with sdk.messages.stream(**ask) as stream:
-            message = stream.get_final_message()
-    else:
-        message = sdk.messages.create(**ask)
+    message = answered(sdk, ask, streamed)
     text, call = message.content
     assert (text.text, message.stop_reason) == ("Let me see.", "tool_use")
     assert (call.name, call.input) == ("weather", {"city": "Paris", "days": 2})
@@ -88,11 +92,7 @@ def test_thinking_goes_round(scripted: Scripted, sdk: Any, streamed: bool) -> No
     scripted.replies("<think>\nWhy not?\n</think>\n\n" + scripted.call("weather", city="Paris", days=2))
     ask = {"model": scripted.model, "max_tokens": 1000, "messages": USER, "tools": [TOOL]}
     ask["thinking"] = {"type": "adaptive"}
-    if streamed:
-        with sdk.messages.stream(**ask) as stream:
-            message = stream.get_final_message()
-    else:
-        message = sdk.messages.create(**ask)
+    message = answered(sdk, ask, streamed)
     thought, call = message.content
     assert (thought.type, thought.thinking) == ("thinking", "Why not?")
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}

@@ -127,16 +127,20 @@ def test_responses_are_parsed(real: Real, real_sdk: Any) -> None:
     assert isinstance(got.output_parsed, Weather)
 
 
+def responded(sdk: Any, ask: dict[str, Any], streamed: bool) -> Any:
+    """The response, whole or put together of a stream."""
+    if not streamed:
+        return sdk.responses.create(**ask)
+    with sdk.responses.stream(**ask) as stream:
+        return stream.get_final_response()
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 def test_tools_go_round_with_responses(scripted: Scripted, sdk: Any, streamed: bool) -> None:
     scripted.replies("Let me see." + scripted.call("weather", city="Paris", days=2))
     tool = {"type": "function", **TOOL["function"]}
     ask = {"model": scripted.model, "input": USER, "tools": [tool]}
-    if streamed:
-        with sdk.responses.stream(**ask) as stream:
-            got = stream.get_final_response()
-    else:
-        got = sdk.responses.create(**ask)
+    got = responded(sdk, ask, streamed)
     message, call = got.output
     assert message.content[0].text == "Let me see."
     assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Paris", "days": 2})
@@ -149,11 +153,7 @@ def test_tools_go_round_with_responses(scripted: Scripted, sdk: Any, streamed: b
 def test_reasoning_goes_round_with_responses(scripted: Scripted, sdk: Any, streamed: bool) -> None:
     scripted.replies("<think>\nWhy not?\n</think>\n\n" + scripted.call("weather", city="Paris", days=2))
     ask = {"model": scripted.model, "input": USER, "tools": [{"type": "function", **TOOL["function"]}]}
-    if streamed:
-        with sdk.responses.stream(**ask) as stream:
-            got = stream.get_final_response()
-    else:
-        got = sdk.responses.create(**ask)
+    got = responded(sdk, ask, streamed)
     reasoning, call = got.output
     assert (reasoning.type, reasoning.content[0].text) == ("reasoning", "Why not?")
     assert 0 < got.usage.output_tokens_details.reasoning_tokens < got.usage.output_tokens
